@@ -30,7 +30,8 @@ from typing import Any
 import click
 import numpy as np
 
-from controlplane.model.cluster import ClusterLimits, ClusterTable
+from controlplane.model.cluster import ClusterTable
+from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, KvTier, LoadReport
 from controlplane.model.kv_costs import datasheet_kv_costs
 from controlplane.model.placement import Placement, PlacementRequest

@@ -42,7 +42,7 @@ def phase_code(phase: InstancePhase) -> worker_pb2.InstancePhase:
 
 
 def load_report(message: worker_pb2.LoadReport) -> LoadReport:
-    """The load, without state and admitted requests."""
+    """The load, without state and names of requests."""
     return LoadReport(
         message.running_requests,
         message.queued_requests,
@@ -80,9 +80,12 @@ def _adapters(message: worker_pb2.LoadReport) -> AdapterLoad:
 
 
 def load_message(
-    load: LoadReport, state: InstanceState, admitted_request_ids: Sequence[str] = ()
+    load: LoadReport,
+    state: InstanceState,
+    admitted_request_ids: Sequence[str] = (),
+    ended_request_ids: Sequence[str] = (),
 ) -> worker_pb2.LoadReport:
-    """The load, with the ids of requests that it counts for the first time."""
+    """The load, with the ids of requests that it counts for the first time, and of those that it counts no more."""
     pulls = load.pulls
     told = worker_pb2.PrefixPullTotals(
         pulled_total=pulls.pulled,
@@ -115,4 +118,5 @@ def load_message(
         pulls=None if pulls == NO_PULLS else told,
         state=_CODES[state],
         admitted_request_ids=admitted_request_ids,
+        ended_request_ids=ended_request_ids,
     )

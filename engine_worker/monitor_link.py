@@ -103,7 +103,8 @@ class MonitorLink:
         self._backlogs = {each.tier: KvBacklog(each.capacity_blocks, each.tier) for each in ledgers}
         self._pacing = self._fresh_pacing()
         self._wake = asyncio.Event()
-        self._admissions_told: int | None = None
+        self._counted: tuple[int, int] | None = None
+        """Admissions and ends when the last report of this stream was made."""
         self._state_told: InstanceState | None = None
         self._acks = 0
 
@@ -167,7 +168,7 @@ class MonitorLink:
         for backlog in self._backlogs.values():
             backlog.restart()
         self._pacing = self._fresh_pacing()
-        self._admissions_told = self._state_told = None
+        self._counted = self._state_told = None
         self._decoding_told_s = -inf
         hello = wire.description_message(self._instance.description)
         await _send(call, monitor_pb2.WorkerReport(hello=hello))
@@ -195,13 +196,14 @@ class MonitorLink:
 
     def _next_load(self) -> Any:
         table = self._instance.table
-        if self._admissions_told is None:
-            admitted = [tracked.request.request_id for tracked in table]
+        if self._counted is None:
+            admitted, ended = [tracked.request.request_id for tracked in table], list[str]()
         else:
-            admitted = table.admitted_since(self._admissions_told)
-        self._admissions_told = table.admissions_total
+            admissions, ends = self._counted
+            admitted, ended = table.admitted_since(admissions), table.ended_since(ends)
+        self._counted = table.admissions_total, table.ends_total
         self._state_told = self._instance.state
-        return load_message(self._instance.load(), self._instance.state, admitted)
+        return load_message(self._instance.load(), self._instance.state, admitted, ended)
 
     def _is_decoding_due(self) -> bool:
         interval_s, now_s = self._decoding.interval_s, self._clock()

@@ -32,7 +32,8 @@ _TRANSITIONS: dict[State, tuple[State, ...]] = {
 
 _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
-MAX_REMEMBERED_ADMISSIONS = 8192
+MAX_REMEMBERED_IDS = 8192
+"""Requests that were admitted, or have ended, since a report."""
 NO_STREAM = 0
 """The stream of a request whose frontend has gone and which waits for another one."""
 
@@ -153,10 +154,13 @@ class RequestTable:
         """Of those that have not begun to answer."""
         self.tails = FinishedTails()
         """What ended of late and can be resumed."""
-        self._recent_admissions: deque[str] = deque(maxlen=MAX_REMEMBERED_ADMISSIONS)
+        self._recent_admissions: deque[str] = deque(maxlen=MAX_REMEMBERED_IDS)
+        self._recent_ends: deque[str] = deque(maxlen=MAX_REMEMBERED_IDS)
         self.on_end: Callable[[str, int], None] = lambda _request_id, _tokens: None
         """Told the id and the number of tokens of each request that ended by itself or at its limit."""
         self.admissions_total = 0
+        self.ends_total = 0
+        """Of requests that the engine has no more, those that another instance has taken over included."""
         self.strays_total = 0
         """Deltas for requests that are not here: a bug of the engine."""
         self.orphaned_total = 0
@@ -182,9 +186,11 @@ class RequestTable:
 
     def admitted_since(self, position: int) -> list[str]:
         """Ids admitted after the first `position` admissions, as far as they are remembered."""
-        count = min(self.admissions_total - position, len(self._recent_admissions))
-        newest_first = list(islice(reversed(self._recent_admissions), count))
-        return newest_first[::-1]
+        return _newest(self._recent_admissions, self.admissions_total - position)
+
+    def ended_since(self, position: int) -> list[str]:
+        """Ids of requests that have ended or moved away after the first `position` that did, likewise."""
+        return _newest(self._recent_ends, self.ends_total - position)
 
     def with_turn(self, request: EngineRequest) -> EngineRequest:
         """A request that is about to be submitted, in its turn; `take_out` it if the engine refuses."""
@@ -278,7 +284,11 @@ class RequestTable:
         """Forget a request that the engine does not have any more: no end of it will come."""
         self.shares.leave(request_id)
         self.prefills.done(request_id)
-        return self._requests.pop(request_id, None)
+        tracked = self._requests.pop(request_id, None)
+        if tracked is not None:
+            self._recent_ends.append(request_id)
+            self.ends_total += 1
+        return tracked
 
     def abort(self, stream_id: int, request_id: str, epoch: int, *, is_done: bool = False) -> Instructions:
         """A frontend takes a request back, in the life of this epoch or one before; `is_done`: because its client has
@@ -419,7 +429,9 @@ class RequestTable:
         """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         self.shares.validate()
         assert len(self.orphans) <= self._max_orphans, "requests without a frontend are bounded"
-        assert len(self._requests) <= self.admissions_total, "what is here was admitted"
+        assert len(self._requests) == self.admissions_total - self.ends_total, (
+            "what is here was admitted, and not ended"
+        )
         for request_id, tracked in self._requests.items():
             brought = list(tracked.request.emitted_token_ids)
             assert request_id == tracked.request.request_id, "each request by its own id"
@@ -470,6 +482,11 @@ class RequestTable:
         if tracked.state == "running":
             instructions.aborts.append(tracked.request.request_id)
         tracked.become("discarded")
+
+
+def _newest(ids: deque[str], count: int) -> list[str]:
+    newest_first = list(islice(reversed(ids), count))
+    return newest_first[::-1]
 
 
 def _whole(tracked: TrackedRequest) -> EngineRequest:

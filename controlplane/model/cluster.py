@@ -1,10 +1,11 @@
 """The cluster as a scheduler knows it: events in, snapshots out."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from controlplane.model.cluster_limits import ClusterLimits
+from controlplane.model.counted_requests import CountedRequests
 from controlplane.model.expected_blocks import ExpectedBlocks, mark_spacing, marks_of
 from controlplane.model.fleet import Fleet
 from controlplane.model.host_blocks import HostBlocks, TierSlots
@@ -19,29 +20,6 @@ from controlplane.model.unreported import UnreportedRequest, UnreportedRequests
 from controlplane.model.unseen_loads import UnseenLoads
 from mesh.errors import IllegalTransition
 from mesh.invariants import invariants
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterLimits:
-    """Bounds on what a cluster table remembers, and for how long."""
-
-    max_indexed_blocks: int = 2_000_000
-    """Distinct KV blocks of all models and their hosts; 24 bytes of memory each, taken at the start."""
-    max_unreported_requests: int = 100_000
-    unreported_s: float = 5.0
-    """A placed request that no report has counted by then is not coming (its client went away)."""
-    unreported_decode_s: float = 120.0
-    """The same for one that is to come after its prefill elsewhere, for which it may wait long."""
-    arriving_s: float = 15.0
-    """The same for one that is to come from elsewhere, its prompt computed; it may have ended instead."""
-    max_expected_marks: int = 50_000
-    """128 tokens each of prompts that are going to be cached; some 150 bytes."""
-    expected_s: float = 30.0
-    """A prompt that nobody has computed by then is not counted on any more."""
-    max_admitted: int = 20_000
-    """Admitted requests that are remembered, in case another scheduler shares their placement only after the report."""
-    max_models: int = 1_000
-    """Models remembered after their last instance has gone."""
 
 
 class ClusterTable:
@@ -69,6 +47,7 @@ class ClusterTable:
         """Requests that are prefilled elsewhere first."""
         self._arriving = UnreportedRequests(self.limits.max_unreported_requests)
         """Requests whose prompt was computed elsewhere."""
+        self._counted = CountedRequests(self.limits.max_counted)
         self._unseen = UnseenLoads()
         """What instances have said to have besides all that is known here."""
         self.expected = ExpectedBlocks(self.limits.max_expected_marks)
@@ -103,6 +82,7 @@ class ClusterTable:
         self._decodes.close_instance(instance_id)
         self._arriving.close_instance(instance_id)
         self.expected.lost(instance_id)
+        self._counted.lost(instance_id)
         self._unseen.lost(instance_id)
         self._unmonitored.discard(instance_id)
         del self._instances[instance_id]
@@ -116,15 +96,21 @@ class ClusterTable:
         load: LoadReport,
         state: InstanceState,
         admitted_request_ids: Iterable[str] = (),
+        ended_request_ids: Iterable[str] = (),
     ) -> None:
-        """The instance's load; from now on it counts the admitted requests itself."""
+        """The instance's load; from now on it counts the admitted requests itself, and no more those that have ended
+        there, or moved away."""
         fleet = self._fleet_of(instance_id, incarnation_id, "load report")
+        prefill_tokens = dict[str, int]()
         for request_id in admitted_request_ids:
             self._admitted[request_id, instance_id] = None
+            prefill_tokens[request_id] = 0
             for request in self._unreported.close(request_id, instance_id):
                 fleet.admit(instance_id, request.tokens)
+                prefill_tokens[request_id] = request.tokens
             self._take_back_decodes(self._decodes.close(request_id, instance_id))
             self._take_back_decodes(self._arriving.close(request_id, instance_id))
+        self._counted.reported(instance_id, prefill_tokens, ended_request_ids)
         self._unseen.reported(instance_id)
         fleet.report(instance_id, load, state, self._loads[instance_id])
         self._loads[instance_id] = load
@@ -167,6 +153,7 @@ class ClusterTable:
         for kind in PLACED_KINDS:
             for request in source._ledger(kind).of(instance_id):
                 self._open(kind, request)
+        self._counted.adopt(source._counted, instance_id)
         for request_id, where, marks, placed_s in source.expected:
             if where == instance_id:
                 self.expected.add(request_id, where, marks, placed_s)
@@ -225,7 +212,8 @@ class ClusterTable:
         self._fleets[model].add_unreported_decodes(instance_id, 1, context_tokens)
 
     def ended(self, request_id: str) -> tuple[str, ...]:
-        """A placed request is over, or never came to run. Returns the instances where it still counted."""
+        """A placed request is over, or never came to run: it counts nowhere from now on. Returns the instances that had
+        not reported it yet."""
         return self._ended(request_id, None)
 
     def shared(self, event: SharedEvent, now_s: float) -> bool:
@@ -409,6 +397,7 @@ class ClusterTable:
                 requests, tokens = columns
                 expected[request.instance_id][requests] += 1
                 expected[request.instance_id][tokens] += request.tokens
+        self._counted.validate()
         self._unseen.validate()
         for unseen in self._unseen:
             assert unseen.instance_id in known, "nothing is kept of an instance that has gone"
@@ -472,6 +461,10 @@ class ClusterTable:
         decodes = self._decodes.close(request_id, instance_id) + self._arriving.close(request_id, instance_id)
         self._take_back(prefills)
         self._take_back_decodes(decodes)
+        counted = self._counted.ended(request_id, instance_id)
+        if counted is not None:
+            fleet = self._fleets[self._instances[counted.instance_id].model]
+            fleet.take_out(counted.instance_id, counted.prefill_tokens)
         self.expected.ended(request_id, instance_id)
         return tuple(request.instance_id for request in (*prefills, *decodes))
 

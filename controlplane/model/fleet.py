@@ -229,6 +229,28 @@ class Fleet:
         self._items[Column.UNREPORTED_REQUESTS][row] -= 1
         self._items[Column.UNREPORTED_PREFILL_TOKENS][row] -= prefill_tokens
 
+    def take_out(self, instance_id: str, prefill_tokens: int) -> None:
+        """A request that the last report counts has ended. Its context is taken for that of the mean request there, and
+        up to `prefill_tokens` of those that wait for its own."""
+        items, row = self._items, self._rows[instance_id]
+        running, queued = items[Column.RUNNING_REQUESTS][row], items[Column.QUEUED_REQUESTS][row]
+        if queued and (prefill_tokens or not running):
+            queued -= 1
+            items[Column.QUEUED_REQUESTS][row] = queued
+        elif running:
+            for column in (Column.RUNNING_TOKENS, Column.KV_BLOCKS_USED):
+                items[column][row] -= items[column][row] // running
+            items[Column.DECODING_REQUESTS][row] = max(0, items[Column.DECODING_REQUESTS][row] - 1)
+            running -= 1
+            items[Column.RUNNING_REQUESTS][row] = running
+            self._running_requests -= 1
+        else:
+            return  # the report has come after its end, and does not name it
+        waiting_tokens = items[Column.QUEUED_PREFILL_TOKENS][row]
+        items[Column.QUEUED_PREFILL_TOKENS][row] = max(0, waiting_tokens - prefill_tokens) if running or queued else 0
+        self._add_up(row)
+        self._changed()
+
     def add_unreported_decodes(self, instance_id: str, requests: int, context_tokens: int) -> None:
         """Add to (or, negative, take from) what is to be decoded there and has not come yet."""
         row = self._rows[instance_id]

@@ -3,7 +3,7 @@
 Messages of the contract serve as values here: the monitor passes them on unread wherever it can.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from math import inf
 from typing import Any
 
@@ -27,9 +27,9 @@ class ReportedInstance:
         self.load_s = now_s
         """When the last load report came; before the first, when the instance joined."""
         self.stale = False
-        self.admitted: dict[str, None] = {}
-        """Requests that it reported as admitted of late, oldest first: who begins to watch counts those that it knows
-        as placed no longer as on their way."""
+        self.admitted: dict[str, bool] = {}
+        """Requests that it reported as admitted of late, oldest first, and whether they have ended since: who begins to
+        watch counts those that it knows as placed no longer as on their way."""
         self.blocks: set[int] = set()
         """In its prefix cache."""
         self.host_blocks: set[int] = set()
@@ -114,7 +114,8 @@ class InstanceRegistry:
     ) -> list[monitor_pb2.InstanceUpdate]:
         """A load report has come."""
         instance.load = load
-        instance.admitted.update(dict.fromkeys(load.admitted_request_ids))
+        instance.admitted.update(dict.fromkeys(load.admitted_request_ids, False))
+        instance.admitted.update((each, True) for each in load.ended_request_ids if each in instance.admitted)
         while len(instance.admitted) > MAX_ADMITTED:
             del instance.admitted[next(iter(instance.admitted))]
         instance.load_s = now_s
@@ -162,7 +163,7 @@ class InstanceRegistry:
     def describe(self, instance: ReportedInstance) -> Iterator[monitor_pb2.InstanceUpdate]:
         """The instance's state as of this call, as the changes that lead to it, in pieces of bounded size."""
         held = [(tier, list(blocks)) for tier, blocks in instance.tiers]
-        last = [instance.update(load=_with_admitted(instance.load, instance.admitted))] if instance.load else []
+        last = [instance.update(load=_with_requests(instance.load, instance.admitted))] if instance.load else []
         if instance.stale:
             last.append(instance.update(stale=True))
         yield instance.update(joined=instance.description)
@@ -173,9 +174,11 @@ class InstanceRegistry:
         yield from last
 
 
-def _with_admitted(load: worker_pb2.LoadReport, admitted: Iterable[str]) -> worker_pb2.LoadReport:
+def _with_requests(load: worker_pb2.LoadReport, admitted: Mapping[str, bool]) -> worker_pb2.LoadReport:
     described = worker_pb2.LoadReport()
     described.CopyFrom(load)
     described.ClearField("admitted_request_ids")
     described.admitted_request_ids.extend(admitted)
+    described.ClearField("ended_request_ids")
+    described.ended_request_ids.extend(each for each, has_ended in admitted.items() if has_ended)
     return described

@@ -5,7 +5,7 @@ from typing import TypeAlias
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from controlplane.model.cluster import ClusterLimits
+from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
 from controlplane.model.kv_costs import KvCosts
 from controlplane.model.placement import PlacementRequest
@@ -48,6 +48,7 @@ class Reported(_TableEvent, frozen=True):
     load: LoadReport
     state: InstanceState
     admitted_request_ids: tuple[str, ...] = ()
+    ended_request_ids: tuple[str, ...] = ()
 
 
 class Staled(_TableEvent, frozen=True):

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from controlplane.model.cluster import ClusterLimits, ClusterTable
+from controlplane.model.cluster import ClusterTable
+from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.model.placement import Placement
 from controlplane.policies.interface import Policy, has_pools, is_observer
 from controlplane.policies.place import place, place_decode
@@ -89,7 +90,12 @@ class Replay:
                 self._sweep(table)
             case events.Reported():
                 table.reported(
-                    event.instance_id, event.incarnation_id, event.load, event.state, event.admitted_request_ids
+                    event.instance_id,
+                    event.incarnation_id,
+                    event.load,
+                    event.state,
+                    event.admitted_request_ids,
+                    event.ended_request_ids,
                 )
             case events.Staled():
                 table.staled(event.instance_id, event.incarnation_id, event.stale)

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from controlplane.model.cluster import ClusterLimits, ClusterTable
+from controlplane.model.cluster import ClusterTable
+from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
 from controlplane.model.kv_costs import KvCosts
 from controlplane.model.queue_belief import PresentLoad
@@ -40,10 +41,11 @@ class RecordingTable(ClusterTable):
         load: LoadReport,
         state: InstanceState,
         admitted_request_ids: Iterable[str] = (),
+        ended_request_ids: Iterable[str] = (),
     ) -> None:
-        admitted = tuple(admitted_request_ids)
-        with self._recorded(events.Reported(self.number, instance_id, incarnation_id, load, state, admitted)):
-            super().reported(instance_id, incarnation_id, load, state, admitted)
+        admitted, ended = tuple(admitted_request_ids), tuple(ended_request_ids)
+        with self._recorded(events.Reported(self.number, instance_id, incarnation_id, load, state, admitted, ended)):
+            super().reported(instance_id, incarnation_id, load, state, admitted, ended)
 
     def staled(self, instance_id: str, incarnation_id: str, stale: bool) -> None:
         with self._recorded(events.Staled(self.number, instance_id, incarnation_id, stale)):

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from controlplane.decode_message import decode_load_of
 from controlplane.load_message import instance_state, load_report
-from controlplane.model.cluster import ClusterLimits, ClusterTable
+from controlplane.model.cluster import ClusterTable
+from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.model.frontend_links import FrontendLinks
 from controlplane.model.instance import InstanceDescription, InstanceState, LoadReport
 from controlplane.model.instance_trust import FALLBACK, InstanceEvidence, ReportState, untrusted_instances
@@ -228,8 +229,8 @@ class ClusterFeed:
         match update.WhichOneof("change"):
             case "load":
                 load = load_report(update.load)
-                state, admitted = instance_state(update.load.state), update.load.admitted_request_ids
-                table.reported(instance_id, incarnation_id, load, state, admitted)
+                admitted, ended = update.load.admitted_request_ids, update.load.ended_request_ids
+                table.reported(instance_id, incarnation_id, load, instance_state(update.load.state), admitted, ended)
                 _note_measured(table, instance_id, incarnation_id, load)
             case "kv":
                 refused = table.cached(instance_id, incarnation_id, wire.kv_blocks(update.kv))

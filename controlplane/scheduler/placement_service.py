@@ -4,7 +4,8 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from controlplane.model.cluster import ClusterLimits, ClusterTable
+from controlplane.model.cluster import ClusterTable
+from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.model.duties import POOLS
 from controlplane.model.frontend_links import MAX_LINKS, NOBODY, FrontendLinks
 from controlplane.model.placement import Placement

@@ -9,7 +9,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from controlplane.model.cluster import ClusterLimits, ClusterTable
+from controlplane.model.cluster import ClusterTable
+from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.model.placement import Placement, PlacementRequest
 from controlplane.policies.interface import Policy
 from controlplane.policies.stages.layout import StageLayout

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from controlplane.model.cluster import ClusterLimits, ClusterTable
+from controlplane.model.cluster import ClusterTable
+from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.model.instance import InstanceDescription, InstancePhase, InstanceState, KvBlocks, LoadReport
 from controlplane.model.placement import Decision, DecodeChoice, PlacementProblem, PlacementRequest
 from controlplane.policies.interface import LateDecider, Policy, decides_late, has_pools, ignores_progress, is_observer

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from controlplane.model.cluster import ClusterLimits, ClusterTable
+from controlplane.model.cluster import ClusterTable
+from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.model.incarnation import Incarnation
 from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
 from controlplane.model.kv_costs import KvCosts
@@ -139,7 +140,12 @@ class SimulatedFleet:
                 for change in report.kv_blocks:
                     table.cached(instance_id, incarnation_id, change)
                 table.reported(
-                    instance_id, incarnation_id, report.load, InstanceState.READY, report.admitted_request_ids
+                    instance_id,
+                    incarnation_id,
+                    report.load,
+                    InstanceState.READY,
+                    report.admitted_request_ids,
+                    report.ended_request_ids,
                 )
 
     def _copy_to_host(self, worker: Worker, changes: KvBlocks) -> None:

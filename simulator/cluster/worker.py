@@ -29,6 +29,7 @@ class SentReport(msgspec.Struct, frozen=True):
     sent_ms: float
     load: LoadReport
     admitted_request_ids: tuple[str, ...]
+    ended_request_ids: tuple[str, ...]
     kv_blocks: tuple[KvBlocks, ...]
     """Changes of the prefix cache and of what the host holds since the report before, in order."""
 
@@ -91,6 +92,7 @@ class Worker:
         self._reported_ms = -1.0
         """Reports that left by then have been made, if anybody may see them."""
         self._admitted: list[str] = []
+        self._ended: list[str] = []
         self._kv_blocks: list[KvBlocks] = []
 
     @property
@@ -151,6 +153,12 @@ class Worker:
         self._note_due()
         if self.is_idle:
             self._planning = self._events.at(now_ms, Rank.PLAN, self._plan, place=self._number)
+
+    def release(self, request_id: str) -> None:
+        """Forget a request that another instance has taken over, or that is to begin anew; `touch` before, `wake`
+        after."""
+        self.instance.abort(request_id)
+        self._ended.append(request_id)
 
     def watch(self, now_ms: float) -> None:
         """From now on every step is to end by itself, until as many `unwatch`."""
@@ -213,6 +221,7 @@ class Worker:
         self._note_cache(result.kv_blocks)
         for started in result.started:
             self._prefills.done(started.request_id)
+        self._ended += result.finished
         self._has_news = True
         self._note_due()
         self._hooks.stepped(self, result, now_ms)
@@ -274,9 +283,12 @@ class Worker:
         if self._may_make_news:
             self._glance(sent_ms)
         if self._has_news:
-            report = SentReport(sent_ms, self.instance.load(), tuple(self._admitted), tuple(self._kv_blocks))
+            report = SentReport(
+                sent_ms, self.instance.load(), tuple(self._admitted), tuple(self._ended), tuple(self._kv_blocks)
+            )
             self._sent.append(report)
             self._admitted.clear()
+            self._ended.clear()
             self._kv_blocks.clear()
             self._has_news = False
 

@@ -263,10 +263,10 @@ class SimulatedCoordinator:
                 if instance.state_of(request_id) is SequenceState.PAUSED:
                     self._change(lambda: instance.resume(request_id))
             case source.Release():
-                self._change(lambda: instance.abort(request_id))
+                self._change(lambda: self.worker.release(request_id))
             case source.GiveUp():
                 emitted_tokens = instance.generated_tokens(request_id)
-                self._change(lambda: instance.abort(request_id))
+                self._change(lambda: self.worker.release(request_id))
                 self._cluster.given_up(self.own, request_id, emitted_tokens)
 
     def _pause_if_it_decodes(self, migration_id: str, outgoing: _Outgoing) -> None:

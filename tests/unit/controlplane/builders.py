@@ -1,6 +1,7 @@
 """Short ways to say what a test is about."""
 
-from controlplane.model.cluster import ClusterLimits, ClusterTable
+from controlplane.model.cluster import ClusterTable
+from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.model.instance import InstanceDescription, InstancePhase, InstanceState, KvBlocks, LoadReport
 from controlplane.model.placement import PlacementRequest
 from controlplane.planning.instance_profile import InstanceProfile, InstanceSizes, StepCoefficients, StepFit
@@ -49,8 +50,9 @@ def report(
     load: LoadReport | None = None,
     state: InstanceState = InstanceState.READY,
     admitted: tuple[str, ...] = (),
+    ended: tuple[str, ...] = (),
 ) -> None:
-    table.reported(instance_id, "1", load or LoadReport(), state, admitted)
+    table.reported(instance_id, "1", load or LoadReport(), state, admitted, ended)
 
 
 def cache(table: ClusterTable, instance_id: str, *blocks: int) -> None:

@@ -6,7 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from controlplane.model.cluster import ClusterLimits, ClusterTable
+from controlplane.model.cluster import ClusterTable
+from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.model.expected_blocks import marks_of
 from controlplane.model.instance import InstanceState, KvBlocks, LoadReport
 from controlplane.model.kv_costs import KvCostRow, datasheet_kv_costs
@@ -228,9 +229,14 @@ class CorrectionsMachine(RuleBasedStateMachine):
         self.table.ended(request_id)
         self.open.pop(request_id, None)
 
-    @rule(where=st.sampled_from("ab"), admitted=st.sets(st.sampled_from("uvwxyz")))
-    def reported(self, where: str, admitted: set[str]) -> None:
-        report(self.table, where, admitted=tuple(admitted))
+    @rule(
+        where=st.sampled_from("ab"),
+        admitted=st.sets(st.sampled_from("uvwxyz")),
+        ended=st.sets(st.sampled_from("uvwxyz")),
+        load=st.builds(LoadReport, *(st.integers(0, 9) for _ in range(5))),
+    )
+    def reported(self, where: str, admitted: set[str], ended: set[str], load: LoadReport) -> None:
+        report(self.table, where, load, admitted=tuple(admitted), ended=tuple(ended))
         for request_id in admitted:
             if self.open.get(request_id, ("", 0))[0] == where:
                 del self.open[request_id]
@@ -250,7 +256,8 @@ class CorrectionsMachine(RuleBasedStateMachine):
             tokens = [tokens for at, tokens in self.open.values() if at == where]
             assert view.unreported_requests[row] == len(tokens)
             assert view.unreported_prefill_tokens[row] == sum(tokens)
-        assert np.array_equal(view.batch_requests, view.unreported_requests)
+        reported = view.running_requests + view.queued_requests
+        assert np.array_equal(view.batch_requests, reported + view.unreported_requests)
 
 
 CorrectionsMachine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)

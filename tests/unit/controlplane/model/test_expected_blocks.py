@@ -6,7 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from controlplane.model.cluster import ClusterLimits, ClusterTable
+from controlplane.model.cluster import ClusterTable
+from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.model.expected_blocks import ExpectedBlocks, marks_of
 from controlplane.model.shared_event import SharedEvent, SharedKind
 from controlplane.policies.place import place

@@ -103,16 +103,18 @@ def test_decoding_requests_are_passed_on_and_not_kept() -> None:
     assert kinds(list(registry.describe(instance))) == ["joined"]
 
 
-def test_who_begins_to_watch_is_told_which_requests_were_admitted_of_late() -> None:
+def test_who_begins_to_watch_is_told_which_requests_were_admitted_of_late_and_which_of_them_have_ended() -> None:
     registry = InstanceRegistry(stale_s=1.0)
     instance, _ = registry.joined(worker_pb2.InstanceDescription(instance_id="a", incarnation_id="1"), 0.0)
     registry.loaded(instance, worker_pb2.LoadReport(running_requests=1, admitted_request_ids=["r1"]), 0.0)
     registry.loaded(instance, worker_pb2.LoadReport(running_requests=2, admitted_request_ids=["r2"]), 0.1)
-    registry.loaded(instance, worker_pb2.LoadReport(running_requests=2), 0.2)
+    registry.loaded(instance, worker_pb2.LoadReport(running_requests=1, ended_request_ids=["r1", "an older one"]), 0.2)
+    registry.loaded(instance, worker_pb2.LoadReport(running_requests=1), 0.3)
     (*_, last) = registry.describe(instance)
-    assert (last.load.running_requests, list(last.load.admitted_request_ids)) == (2, ["r1", "r2"])
+    assert (last.load.running_requests, list(last.load.admitted_request_ids)) == (1, ["r1", "r2"])
+    assert list(last.load.ended_request_ids) == ["r1"]
     crowd = [f"s{number}" for number in range(2000)]
-    registry.loaded(instance, worker_pb2.LoadReport(admitted_request_ids=crowd), 0.3)
+    registry.loaded(instance, worker_pb2.LoadReport(admitted_request_ids=crowd), 0.4)
     (*_, last) = registry.describe(instance)
     assert list(last.load.admitted_request_ids) == crowd[-MAX_ADMITTED:]
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from controlplane.model.cluster import ClusterLimits, ClusterTable
+from controlplane.model.cluster import ClusterTable
+from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.policies.registry import OWN_POLICIES, create_policy
 from controlplane.policies.selection import MAX_MODELS, RoundRobinCounter
 from tests.unit.controlplane.builders import instance, report, request

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 import simulator.cluster.placements
 import simulator.cluster.simulation
 from controlplane.load_message import load_message
-from controlplane.model.cluster import ClusterLimits
+from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.model.frontend_links import FrontendLinks
 from controlplane.model.instance import InstanceState, LoadReport
 from controlplane.policies.registry import OWN_POLICIES
@@ -113,7 +113,8 @@ class LiveScheduler:
             token_interval_ms=300 * choose.random(),
         )
         admitted = [each for each in self.requests if choose.random() < 0.3]
-        return self.update(name, load=load_message(load, choose.choice(STATES), admitted))
+        ended = [each for each in self.requests if choose.random() < 0.1]
+        return self.update(name, load=load_message(load, choose.choice(STATES), admitted, ended))
 
     def happen(self) -> None:
         """One thing, at random."""

@@ -3,7 +3,7 @@
 import pytest
 
 from controlplane.decode_message import decode_message
-from controlplane.model.cluster import ClusterLimits
+from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.model.frontend_links import FrontendLinks
 from controlplane.model.instance import InstanceState
 from controlplane.model.running_request import RunningRequest

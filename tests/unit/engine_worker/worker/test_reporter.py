@@ -159,7 +159,7 @@ async def test_an_idle_worker_still_gives_signs_of_life(make_mesh: Any) -> None:
     await mesh.monitor.until(lambda: len(mesh.monitor.loads()) >= 4)
 
 
-async def test_each_admission_is_told_once(make_mesh: Any) -> None:
+async def test_each_admission_and_each_end_is_told_once(make_mesh: Any) -> None:
     mesh = await make_mesh(QUICK)
     await mesh.monitor.until(mesh.monitor.loads)
     for number in range(6):
@@ -169,6 +169,8 @@ async def test_each_admission_is_told_once(make_mesh: Any) -> None:
     count = len(mesh.monitor.loads())
     await mesh.monitor.until(lambda: len(mesh.monitor.loads()) > count + 1)
     assert admitted(mesh.monitor) == [f"r{number}" for number in range(6)]
+    ended = [request_id for load in mesh.monitor.loads() for request_id in load.ended_request_ids]
+    assert ended == admitted(mesh.monitor)
 
 
 def admitted(monitor: FakeMonitor) -> list[str]:

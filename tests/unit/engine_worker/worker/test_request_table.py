@@ -338,3 +338,16 @@ def test_admissions_are_remembered_past_the_end_of_their_requests() -> None:
     assert table.admitted_since(0) == ["a", "b", "c"]
     assert table.admitted_since(position) == ["c"]
     assert table.admitted_since(table.admissions_total) == []
+
+
+def test_ends_are_remembered_in_their_order_whatever_ended_the_requests() -> None:
+    table = admitted("a", "b", "c")
+    table.take_out("b")
+    position = table.ends_total
+    table.route(StepOutput((TokenDelta("a", 0, (1,), finish_reason=FinishReason.STOP),)))
+    table.take_out("never here")
+    table.abort(1, "c", 0)
+    assert table.ended_since(0) == ["b", "a"], "what is being aborted is in the engine still"
+    table.route(StepOutput((TokenDelta("c", 0, (), finish_reason=FinishReason.ABORT),)))
+    assert table.ended_since(position) == ["a", "c"]
+    assert table.ended_since(table.ends_total) == []

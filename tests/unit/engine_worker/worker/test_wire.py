@@ -147,11 +147,13 @@ def test_an_absent_seed_and_absent_logprobs_are_none() -> None:
 
 def test_a_load_report_carries_every_field() -> None:
     load = LoadReport(1, 2, 3, 4, 5, 6, 7, 8, 9.5, 10)
-    message = load_message(load, InstanceState.DRAINING, ["a", "b"])
-    values = [value for field, value in message.ListFields() if field.name not in ("state", "admitted_request_ids")]
+    message = load_message(load, InstanceState.DRAINING, ["a", "b"], ["c"])
+    others = ("state", "admitted_request_ids", "ended_request_ids")
+    values = [value for field, value in message.ListFields() if field.name not in others]
     assert values == [1, 2, 3, 4, 5, 6, 7, 8, 9.5, 10]
     assert message.state == worker_pb2.INSTANCE_STATE_DRAINING
     assert list(message.admitted_request_ids) == ["a", "b"]
+    assert list(message.ended_request_ids) == ["c"]
 
 
 def test_block_hashes_keep_all_64_bits() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from controlplane.decode_message import decode_message
-from controlplane.model.cluster import ClusterLimits
+from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.model.frontend_links import FrontendLinks
 from controlplane.model.running_request import RunningRequest
 from controlplane.policies.rescheduling.decode_load import decode_load

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from controlplane.decode_message import decode_message
-from controlplane.model.cluster import ClusterLimits
+from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.model.instance import InstanceDescription, InstancePhase, LoadReport
 from controlplane.model.migration_order import MigrationOrder
 from controlplane.model.running_request import RunningRequest
