@@ -46,7 +46,7 @@ class _Inputs(msgspec.Struct):
 
 
 def batch_routes(service: CascadeService) -> APIRouter:
-    """Both."""
+    """The routes of batches and of /invocations."""
     frontend = service.frontend
     router = APIRouter(route_class=RawRoute)
 

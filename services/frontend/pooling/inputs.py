@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
 from controlplane.model.sampling import INT32_MAX
-from services.frontend.errors import bad_request, context_too_long
+from services.frontend.errors import ApiError, bad_request, context_too_long
 from services.frontend.media.parts import check_taken, media_parts
 from services.frontend.pooling.call import PoolingCall
 from services.frontend.pooling.schema import MAX_INPUTS, InputFields, PromptFields
@@ -99,7 +99,9 @@ async def input_prompts(call: PoolingCall, body: InputFields) -> list[list[int]]
         if len(conversations) > MAX_INPUTS:
             message = f"At most {MAX_INPUTS} conversations can be given at once."
             raise bad_request(message, body.conversations_param)
-        return [await _conversation(call, each, body, fit) for each in conversations]
+        is_one = conversations == [body.input if body.messages is None else body.messages]
+        where = [body.conversations_param + ("" if is_one else f"[{index}]") for index in range(len(conversations))]
+        return [await _conversation(call, *each, body, fit) for each in zip(conversations, where, strict=True)]
     given: Sequence[Any] = [body.input] if isinstance(body.input, str) else body.input or ()
     numbers = [item for item in given if isinstance(item, int)]
     if len(numbers) == len(given):
@@ -120,8 +122,11 @@ async def input_prompts(call: PoolingCall, body: InputFields) -> list[list[int]]
     return prompts
 
 
-async def _conversation(call: PoolingCall, messages: list[dict[str, Any]], body: InputFields, fit: Fit) -> list[int]:
-    """Raises ApiError (400) for more than text, and for what the chat template does not take."""
+async def _conversation(
+    call: PoolingCall, messages: list[dict[str, Any]], where: str, body: InputFields, fit: Fit
+) -> list[int]:
+    """`where` it is in the body. Raises ApiError (400) for more than text, and for what the chat template does not
+    take."""
     request = ChatCompletionRequest(
         messages=messages,
         add_generation_prompt=body.add_generation_prompt,
@@ -133,10 +138,14 @@ async def _conversation(call: PoolingCall, messages: list[dict[str, Any]], body:
         truncate_prompt_tokens=None if fit.kept_tokens is None else INT32_MAX,  # `fit` cuts on the other side
     )
     refuse_unsupported(request)
-    parts = media_parts(messages)
-    check_taken(parts, call.model.name, call.model.media)
-    if parts:
-        raise bad_request("Pooling models are served with text only.", parts[0].param, "unsupported_parameter")
+    try:
+        parts = media_parts(messages)
+        check_taken(parts, call.model.name, call.model.media)
+        if parts:
+            raise bad_request("Pooling models are served with text only.", parts[0].param, "unsupported_parameter")
+    except ApiError as error:
+        error.param = where + (error.param or "").removeprefix("messages")
+        raise
     (token_ids,) = await prompt_ids(request, call.model, call.service.threads)
     return fit.tokens(token_ids, body.conversations_param)
 

@@ -135,9 +135,9 @@ class VectorFields(InputFields, kw_only=True, forbid_unknown_fields=True):
     """`bytes`: the vectors behind each other, with a header `metadata` that says which bytes belong to which input;
     `bytes_only`: without it."""
     embed_dtype: EmbedDtype = "float32"
-    """Of one number in base64 and bytes."""
+    """How base64 and bytes hold one number."""
     endianness: Endianness = "native"
-    """Of the same; `native`: that of the server's machine."""
+    """The order of its bytes; `native`: that of the server's machine."""
     dimensions: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
     """Cut vectors to so many, where the model was trained for it."""
 
@@ -228,7 +228,7 @@ class CohereEmbedRequest(PoolingFields, kw_only=True, forbid_unknown_fields=True
     truncate: Literal["NONE", "START", "END"] = "END"
     """Where tokens are taken off of what is too long."""
     max_tokens: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
-    """Of each input; by default what fits the model."""
+    """How much is kept of each input; by default what fits the model."""
 
     def __post_init__(self) -> None:
         """Raises ValueError unless there are inputs of one kind."""

@@ -277,6 +277,11 @@ async def test_the_client_is_told_what_has_no_effect(http: httpx.AsyncClient) ->
             {"messages": [{"role": "user", "content": [IMAGE_PART]}]},
             "messages[0].content[0].image_url",
         ),
+        (
+            "/v1/embeddings",
+            {"input": [TURNS, [{"role": "user", "content": [{"type": "text", "text": "x"}, IMAGE_PART]}]]},
+            "input[1][0].content[1].image_url",
+        ),
         ("/v1/embeddings", {"input": "a", "normalize": True}, "normalize"),
         ("/v1/embeddings", {"input": "a", "mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
         ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 5000}, "truncate_prompt_tokens"),
