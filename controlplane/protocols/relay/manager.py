@@ -53,8 +53,8 @@ from controlplane.protocols.relay.events import (
 from mesh.errors import IllegalTransition
 from mesh.invariants import invariants
 
-MAX_RELEASED: Final = 4096
-"""Requests whose clients may come back, as far as they are remembered: more than a worker keeps."""
+MAX_ENDED: Final = 4096
+"""Requests that are remembered past their end, which a worker that has just got them does not know of yet."""
 
 
 class RelayManager(Generic[D, E]):
@@ -72,8 +72,8 @@ class RelayManager(Generic[D, E]):
         """RUNNING and LOST ones, by id: a request's tokens may come from any worker."""
         self._holding: dict[str, RelayedRequest[D]] = {}
         """Those that wait for tokens of a former owner."""
-        self._released: dict[str, None] = {}
-        """Ids of those that were left to their worker, the oldest first. They may move on from there."""
+        self._ended: dict[str, None] = {}
+        """Ids of those that have ended here or were withdrawn, the oldest first, but for those left to their worker."""
 
     def handle(self, event: Event[D, E], now_s: float) -> tuple[Instruction[D, E], ...]:
         """What is to be done about `event`."""
@@ -92,8 +92,8 @@ class RelayManager(Generic[D, E]):
     @invariants
     def validate(self) -> None:
         """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
-        assert len(self._released) <= MAX_RELEASED, "what is remembered is bounded"
-        assert not self._released.keys() & self._requests.keys(), "a request is here or was left to its worker"
+        assert len(self._ended) <= MAX_ENDED, "what is remembered is bounded"
+        assert not self._ended.keys() & self._requests.keys(), "a request is here or has ended"
         for request_id, request in self._requests.items():
             stream = request.stream
             assert request.request_id == request_id, "kept by its own id"
@@ -173,6 +173,7 @@ class RelayManager(Generic[D, E]):
         request.go(RelayState.NEW)
         request.stream.take_back()
         self._remove(request)
+        self._remember(request_id)
         assert owner is not None, "a running request has an owner"
         yield Abort(owner, request_id, epoch, Why.UNWANTED)
 
@@ -217,17 +218,19 @@ class RelayManager(Generic[D, E]):
         if request.stream.owner is not None:
             yield Release(request.stream.owner, request_id, request.stream.epoch)
         yield self._end(request)
-        self._released[request_id] = None
-        if len(self._released) > MAX_RELEASED:
-            del self._released[next(iter(self._released))]
+        del self._ended[request_id]
 
     # -- steps
 
     def _refuse(self, worker: Incarnation, request_id: str, epoch: int) -> Abort | Release:
-        """A worker has got a request from another one, and nobody here waits for it."""
-        if request_id in self._released:
-            return Release(worker, request_id, epoch)
-        return Abort(worker, request_id, epoch, Why.UNWANTED)
+        """A worker has got a request from another one, and nobody here waits for it.
+
+        One that has not ended here was left to its worker, perhaps by an earlier life of this frontend, and has moved
+        since. Its client may come back.
+        """
+        if request_id in self._ended:
+            return Abort(worker, request_id, epoch, Why.UNWANTED)
+        return Release(worker, request_id, epoch)
 
     def _pass(self, request: RelayedRequest[D], passed: Sequence[D | Filled]) -> Iterator[Instruction[D, E]]:
         """Nothing counts behind the delta that ends the request."""
@@ -267,12 +270,18 @@ class RelayManager(Generic[D, E]):
 
     def _add(self, request: RelayedRequest[D]) -> None:
         self._requests[request.request_id] = request
-        self._released.pop(request.request_id, None)
+        self._ended.pop(request.request_id, None)
 
     def _end(self, request: RelayedRequest[D]) -> Forget:
         request.go(RelayState.ENDED)
         self._remove(request)
+        self._remember(request.request_id)
         return Forget(request.request_id)
+
+    def _remember(self, request_id: str) -> None:
+        self._ended[request_id] = None
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
 
     def _remove(self, request: RelayedRequest[D]) -> None:
         del self._requests[request.request_id]

@@ -35,7 +35,7 @@ from controlplane.protocols.relay.events import (
     WorkerGaveUp,
     WorkerLost,
 )
-from controlplane.protocols.relay.manager import MAX_RELEASED, RelayManager
+from controlplane.protocols.relay.manager import MAX_ENDED, RelayManager
 from mesh.errors import IllegalTransition, InvariantBroken
 
 A, B, C = Incarnation("a", "1"), Incarnation("b", "1"), Incarnation("c", "1")
@@ -213,8 +213,17 @@ def test_a_move_is_believed_and_what_is_not_wanted_is_refused_at_the_target() ->
     manager, request = running(2)
     assert manager.handle(Moved("r", A, B, 1), 0.0) == ()
     assert request.stream.owner == B
-    assert manager.handle(Moved("gone", A, B, 1), 0.0) == (Abort(B, "gone", 1, Why.UNWANTED),)
-    assert manager.handle(Moved("gone", A, B, 1, Loss(LossReason.HANDOFF, "b", "")), 0.0) == ()
+    manager.handle(Dropped("r"), 0.0)
+    assert manager.handle(Moved("r", B, C, 2), 0.0) == (Abort(C, "r", 2, Why.UNWANTED),)
+    assert manager.handle(Moved("r", B, C, 2, Loss(LossReason.HANDOFF, "c", "")), 0.0) == ()
+
+
+def test_a_request_of_an_earlier_life_of_the_frontend_that_has_moved_is_left_to_its_worker() -> None:
+    manager = Manager()
+    assert manager.handle(DeltaCame(B, step(1, 2, 3, first=True)), 0.0) == (Release(B, "r", 1),)
+    assert manager.handle(DeltaCame(B, step(1, 3, 4)), 0.0) == (), "it was told"
+    assert manager.handle(Moved("r", B, C, 2), 0.0) == (Release(C, "r", 2),)
+    assert manager.handle(Moved("r", B, C, 2, Loss(LossReason.HANDOFF, "c", "")), 0.0) == ()
 
 
 def test_dropped_and_released_requests_are_told_to_their_owner() -> None:
@@ -238,25 +247,31 @@ def test_a_request_without_an_owner_leaves_without_a_word_to_workers(leaves: Dro
     assert manager.handle(leaves, 0.0) == (Forget("r"),)
 
 
-def test_few_requests_that_were_left_to_their_workers_are_remembered() -> None:
+def test_few_requests_are_remembered_past_their_end() -> None:
     manager = Manager()
-    for number in range(MAX_RELEASED + 1):
+    for number in range(MAX_ENDED + 1):
         manager.handle(Submitted(RelayedRequest[Step](f"r{number}", MAX_TOKENS), A), 0.0)
-        manager.handle(Released(f"r{number}"), 0.0)
-        if number == MAX_RELEASED - 1:
-            assert manager.handle(Moved("r0", A, B, 1), 0.0) == (Release(B, "r0", 1),)
-    assert manager.handle(Moved("r0", A, B, 1), 0.0) == (Abort(B, "r0", 1, Why.UNWANTED),)
-    assert manager.handle(Moved("r1", A, B, 1), 0.0) == (Release(B, "r1", 1),)
+        manager.handle(Dropped(f"r{number}"), 0.0)
+        if number == MAX_ENDED - 1:
+            assert manager.handle(Moved("r0", A, B, 1), 0.0) == (Abort(B, "r0", 1, Why.UNWANTED),)
+    assert manager.handle(Moved("r0", A, B, 1), 0.0) == (Release(B, "r0", 1),)
+    assert manager.handle(Moved("r1", A, B, 1), 0.0) == (Abort(B, "r1", 1, Why.UNWANTED),)
     manager.validate()
 
 
-def test_a_request_that_is_back_is_not_remembered_as_left() -> None:
+def test_a_request_that_is_back_is_not_remembered_as_ended() -> None:
     manager, _ = running()
-    manager.handle(Released("r"), 0.0)
+    manager.handle(Dropped("r"), 0.0)
     manager.handle(Adopted(RelayedRequest[Step]("r", MAX_TOKENS, TRUTH[:3]), B, 2), 0.0)
     manager.validate()
-    manager.handle(Dropped("r"), 0.0)
-    assert manager.handle(Moved("r", B, C, 3), 0.0) == (Abort(C, "r", 3, Why.UNWANTED),)
+    manager.handle(Released("r"), 0.0)
+    assert manager.handle(Moved("r", B, C, 3), 0.0) == (Release(C, "r", 3),)
+
+
+def test_a_withdrawn_request_that_had_moved_is_dropped_there() -> None:
+    manager, _ = running()
+    manager.handle(Withdrawn("r"), 0.0)
+    assert manager.handle(Moved("r", A, B, 1), 0.0) == (Abort(B, "r", 1, Why.UNWANTED),)
 
 
 def test_an_adopted_request_goes_on_and_ends_its_former_life_here() -> None:
@@ -315,11 +330,11 @@ def spoil_holding(manager: Manager, request: RelayedRequest[Step]) -> None:
     manager._holding["r"] = request
 
 
-def spoil_released(manager: Manager, request: RelayedRequest[Step]) -> None:
-    manager._released["r"] = None
+def spoil_ended(manager: Manager, request: RelayedRequest[Step]) -> None:
+    manager._ended["r"] = None
 
 
-@pytest.mark.parametrize("spoil", [spoil_owner, spoil_state, spoil_id, spoil_holding, spoil_released])
+@pytest.mark.parametrize("spoil", [spoil_owner, spoil_state, spoil_id, spoil_holding, spoil_ended])
 def test_broken_state_is_found(spoil: Any) -> None:
     manager, request = running(2)
     manager.validate()
