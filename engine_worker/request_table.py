@@ -160,7 +160,7 @@ class RequestTable:
         """Told the id and the number of tokens of each request that ended by itself or at its limit."""
         self.admissions_total = 0
         self.ends_total = 0
-        """Of requests that the engine has no more, those that another instance has taken over included."""
+        """Requests that the engine has no more, those that another instance has taken over included."""
         self.strays_total = 0
         """Deltas for requests that are not here: a bug of the engine."""
         self.orphaned_total = 0

@@ -1,7 +1,7 @@
 """Requests that load reports count, so that one that ends can be taken out before the next report.
 
-A report is up to its interval old. Who has its answer and asks again would find the instance busy with its own
-request before, and be sent elsewhere, away from its prefix.
+A report is up to its interval old. By it the instance of an agent that has its answer, and asks again at once, is busy
+with the request before: the next one would go elsewhere, away from its prefix.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ class CountedRequest(msgspec.Struct, frozen=True):
 
     instance_id: str
     prefill_tokens: int
-    """Of its prompt: what the report may still count as to be computed."""
+    """How much of its prompt the report may still count as to be computed."""
 
 
 class CountedRequests:
