@@ -294,6 +294,9 @@ class SimulatedStory(Story):
     def wake(self, *_: Any) -> None:
         pass
 
+    def release(self, request_id: str) -> None:
+        self.abort(request_id)
+
     def unwatch(self) -> None:
         pass
 
