@@ -9,7 +9,6 @@ system prompts are the same in all instances.
 import asyncio
 import os
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -101,7 +100,6 @@ class Instance:
         self.tier, self.capacity_blocks = KvTier.ENGINE, share.kv_blocks
         self.admissions_total = 0
         self._number = number
-        self._admitted: deque[str] = deque(maxlen=MAX_ADMITTED)
         self._random = np.random.default_rng((seed, number))
         self._requests_per_s = REQUESTS_PER_S / share.slowdown
         self._own_blocks = share.kv_blocks - SYSTEM_BLOCKS
@@ -125,15 +123,27 @@ class Instance:
 
     def admitted_since(self, position: int) -> list[str]:
         """Ids of requests that came since."""
-        count = min(self.admissions_total - position, len(self._admitted))
-        return list(self._admitted)[-count:] if count else []
+        return [self._request_id(RUNNING + each) for each in self._since(position)]
+
+    @property
+    def ends_total(self) -> int:
+        """One ends as another comes."""
+        return self.admissions_total
+
+    def ended_since(self, position: int) -> list[str]:
+        """Ids of requests that have ended since."""
+        return [self._request_id(each) for each in self._since(position)]
+
+    def _since(self, position: int) -> range:
+        return range(max(position, self.admissions_total - MAX_ADMITTED), self.admissions_total)
+
+    def _request_id(self, number: int) -> str:
+        return f"chatcmpl-{self._number:08x}{number:024x}"
 
     def advance(self, elapsed_s: float) -> KvBlocks:
         """Requests end and others come; returns what that changes in the cache."""
         requests = int(self._random.poisson(elapsed_s * self._requests_per_s))
-        for _ in range(requests):
-            self.admissions_total += 1
-            self._admitted.append(f"chatcmpl-{self._number:08x}{self.admissions_total:024x}")
+        self.admissions_total += requests
         self._finished += requests
         before, self._stored = self._stored, self._stored + min(requests * REQUEST_BLOCKS, self._own_blocks)
         return KvBlocks(
