@@ -25,6 +25,9 @@ MODEL = Path(__file__).parents[2] / "demo" / "models" / "demo-large"
 VOCABULARY = range(10, 600)
 BLOCK_TOKENS = 32
 DEADLINE_S = 10.0
+LONG = 600
+"""Tokens of an answer that is to go on while it is moved: a second's worth. An engine in a process of its own does not
+wait while this one is held up, and a busy machine holds it up for a quarter of a second, which is 150 tokens."""
 _ids = count()
 
 
@@ -124,8 +127,7 @@ def prompt(tokens: int) -> tuple[int, ...]:
 async def begin(
     source: Side, target: Side, tokens: int, max_tokens: int, after: int, sampling: SamplingParams = GREEDY
 ) -> Migration:
-    """A request that has emitted `after` tokens. Let `max_tokens` be seconds' worth of them: an engine in a process of
-    its own does not wait while this one is held up."""
+    """A request that has emitted `after` tokens."""
     request = EngineRequest(f"moving-{next(_ids)}", prompt(tokens), replace(sampling, max_tokens=max_tokens))
     answer = source.driver.submit_request(request)
     await source.driver.until(lambda: len(answer.token_ids) >= after)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.vllm
 MODEL = "demo-small"
 STREAMS = 16
 BODY = {"model": MODEL, "max_tokens": 400, "temperature": 0, "ignore_eos": True}
-ALIKE = {"dtype": "float32", "max_model_len": "1024", "block_size": "32"}
+ALIKE = {"dtype": "float32", "max_model_len": "2048", "block_size": "32"}
 """So that both instances say the same, whoever shares their batch."""
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -22,7 +22,7 @@ from mesh.runtime import SystemClock
 from penstock.testing.engine import GREEDY, EngineDriver
 from services.cli.supervisor.local_mesh import DEMO_MODELS
 from tests.mesh.running_mesh import free_port
-from tests.vllm.moving import BLOCK_TOKENS, Side, move_in_mid_decode, prompt
+from tests.vllm.moving import BLOCK_TOKENS, LONG, Side, move_in_mid_decode, prompt
 from tests.vllm.test_attach import ALIKE, MODEL, vllm_serve
 from tests.vllm.test_prefix_pull import pull
 
@@ -89,7 +89,7 @@ async def test_each_core_has_the_requests_that_are_sent_to_it(cores: tuple[Side,
 @pytest.mark.parametrize("upwards", [True, False])
 async def test_a_request_moves_from_core_to_core(cores: tuple[Side, Side], upwards: bool) -> None:
     source, target = cores if upwards else cores[::-1]
-    await move_in_mid_decode(source, target, 400, max_tokens=500, after=10)
+    await move_in_mid_decode(source, target, 400, max_tokens=LONG, after=10)
 
 
 async def test_a_prefix_is_pulled_from_the_core_that_has_it(cores: tuple[Side, Side]) -> None:

@@ -23,7 +23,17 @@ from penstock.testing.engine import GREEDY, EngineDriver
 from services.cli.supervisor.local_mesh import DEMO_MODELS
 from tests.kv.peer import TOKEN
 from tests.mesh.running_mesh import free_port
-from tests.vllm.moving import BLOCK_TOKENS, DEADLINE_S, Side, all_free, begin, expected, move_in_mid_decode, prompt
+from tests.vllm.moving import (
+    BLOCK_TOKENS,
+    DEADLINE_S,
+    LONG,
+    Side,
+    all_free,
+    begin,
+    expected,
+    move_in_mid_decode,
+    prompt,
+)
 from tests.vllm.test_attach import ALIKE, IN_ONE_PROCESS, MODEL, vllm_serve
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
@@ -56,7 +66,7 @@ async def sides(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple
                 model_path=MODEL_PATH,
                 dtype="float32",
                 block_size=BLOCK_TOKENS,
-                max_model_len=1024,
+                max_model_len=2048,
                 kv_cache_memory_bytes=96 << 20,
             )
         )
@@ -88,13 +98,13 @@ async def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[S
 @pytest.mark.parametrize("tokens", [100, 700])
 async def test_moved_in_mid_decode(sides: tuple[Side, Side], leaves: bool, tokens: int) -> None:
     source, target = sides if leaves else sides[::-1]
-    await move_in_mid_decode(source, target, tokens, max_tokens=500, after=20)
+    await move_in_mid_decode(source, target, tokens, max_tokens=LONG, after=20)
 
 
 async def test_a_pause_that_is_taken_back(sides: tuple[Side, Side]) -> None:
     server, own = sides
     free = [await side.free_blocks() for side in sides]
-    migration = await begin(server, own, 200, 500, after=10)
+    migration = await begin(server, own, 200, LONG, after=10)
     await migration.offer()
     await migration.pause()
     server.engine.resume(migration.request.request_id)

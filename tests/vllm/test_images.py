@@ -39,7 +39,7 @@ CAT, DOG = png(3), png(5)
 """Of one size."""
 LONG = "a story that goes on and on, with a picture in it and no end; " * 12
 SHORT = "and what else is there to be seen on this one of them? "
-TOKENS = 60
+TOKENS = 400
 _ids = count()
 
 

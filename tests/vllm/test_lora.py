@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
 MODEL = Path(__file__).parents[2] / "demo" / "models" / "demo-small"
 PROMPT = tuple(range(20, 120))
-TOKENS = 70
+TOKENS = 400
 LORA = ("enable_lora=true", "max_loras=2", "max_cpu_loras=2", "max_lora_rank=8")
 
 

@@ -13,7 +13,18 @@ from mesh.errors import KvTransferRefused, RequestRefused, RpcError
 from penstock.testing.engine import GREEDY, EngineDriver
 from tests.in_time import still
 from tests.kv.peer import TOKEN
-from tests.vllm.moving import BLOCK_TOKENS, SETTINGS, Migration, Side, all_free, begin, expected, prompt, sides
+from tests.vllm.moving import (
+    BLOCK_TOKENS,
+    LONG,
+    SETTINGS,
+    Migration,
+    Side,
+    all_free,
+    begin,
+    expected,
+    prompt,
+    sides,
+)
 
 __all__ = ["sides"]
 
@@ -24,7 +35,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 async def test_moved_in_mid_decode(sides: tuple[Side, Side], tokens: int) -> None:
     source, target = sides
     free = [await side.free_blocks() for side in sides]
-    migration = await begin(source, target, tokens, 150, after=20)
+    migration = await begin(source, target, tokens, LONG, after=20)
     await migration.offer()
     await source.driver.until(lambda: len(migration.progress.block_ids) >= tokens // BLOCK_TOKENS)
     await migration.round()
@@ -48,7 +59,7 @@ async def test_moved_under_load_into_a_warm_cache(sides: tuple[Side, Side]) -> N
         for side in sides
         for number in range(3)
     ]
-    migration = await begin(source, target, 1500, 200, after=10)
+    migration = await begin(source, target, 1500, LONG, after=10)
     await target.driver.answer(migration.request.prompt_token_ids[:500], replace(GREEDY, max_tokens=2))
     await migration.offer()
     emitted = len(migration.answer.token_ids)
@@ -86,7 +97,7 @@ async def test_moved_while_the_prompt_is_computed(sides: tuple[Side, Side]) -> N
 async def test_there_and_back(sides: tuple[Side, Side]) -> None:
     source, target = sides
     free = [await side.free_blocks() for side in sides]
-    migration = await begin(source, target, 700, 200, after=20)
+    migration = await begin(source, target, 700, LONG, after=20)
     await migration.offer()
     first = migration.answer
     second = await migration.hand_off(await migration.pause())
@@ -108,7 +119,7 @@ async def test_there_and_back(sides: tuple[Side, Side]) -> None:
 async def test_paused_and_resumed(sides: tuple[Side, Side], exported: bool) -> None:
     source, target = sides
     free = [await side.free_blocks() for side in sides]
-    migration = await begin(source, target, 400, 120, after=20)
+    migration = await begin(source, target, 400, LONG, after=20)
     if exported:
         await migration.offer()
     paused = await migration.pause()
@@ -152,7 +163,7 @@ async def test_a_pull_from_nobody_fails_and_the_request_goes_on(sides: tuple[Sid
     source, target = sides
     free = [await side.free_blocks() for side in sides]
     other = target.driver.submit(prompt(40), replace(GREEDY, max_tokens=100))
-    migration = await begin(source, target, 32 * blocks, 150, after=5)
+    migration = await begin(source, target, 32 * blocks, LONG, after=5)
     await migration.offer()
     await source.driver.until(lambda: len(migration.progress.block_ids) >= blocks)
     with pytest.raises(RpcError):
@@ -172,7 +183,7 @@ async def test_a_pull_from_nobody_fails_and_the_request_goes_on(sides: tuple[Sid
 async def test_an_abandoned_pull_leaves_nothing_behind(sides: tuple[Side, Side]) -> None:
     source, target = sides
     free = [await side.free_blocks() for side in sides]
-    migration = await begin(source, target, 2000, 100, after=5)
+    migration = await begin(source, target, 2000, LONG, after=5)
     await migration.offer()
     await source.driver.until(lambda: len(migration.progress.block_ids) >= 60)
     pulling = asyncio.create_task(migration.round())
@@ -192,7 +203,7 @@ async def test_a_peer_that_hangs_and_dies_ends_the_pull_and_nothing_else(sides: 
     dying = VllmEngine(SETTINGS)
     source = Side(dying, EngineDriver(dying, await dying.start(), 60.0))
     core = psutil.Process(dying._core._processes[0].pid)  # type: ignore[union-attr]
-    migration = await begin(source, target, 2000, 1000, after=5)
+    migration = await begin(source, target, 2000, LONG, after=5)
     await migration.offer()
     await source.driver.until(lambda: len(migration.progress.block_ids) >= 60)
     await migration.round()

@@ -8,7 +8,7 @@ import pytest
 from controlplane.model.request import FinishReason, SamplingParams
 from penstock.testing.engine import GREEDY, Answer
 from tests.in_time import still
-from tests.vllm.moving import Migration, Side, all_free, begin, expected, sides
+from tests.vllm.moving import LONG, Migration, Side, all_free, begin, expected, sides
 
 __all__ = ["sides"]
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def moved(
-    sides: tuple[Side, Side], sampling: SamplingParams, *, tokens: int = 100, max_tokens: int = 60, after: int = 15
+    sides: tuple[Side, Side], sampling: SamplingParams, *, tokens: int = 100, max_tokens: int = LONG, after: int = 15
 ) -> tuple[Migration, Answer]:
     """A request that went on elsewhere to its end, with that part of its answer."""
     source, target = sides
@@ -66,7 +66,7 @@ async def test_penalties_go_on_counting_what_was_generated_before(sides: tuple[S
 
 async def test_a_prompt_shorter_than_a_block(sides: tuple[Side, Side]) -> None:
     free = [await side.free_blocks() for side in sides]
-    migration, continued = await moved(sides, GREEDY, tokens=5, max_tokens=40, after=3)
+    migration, continued = await moved(sides, GREEDY, tokens=5, after=3)
     assert migration.answer.token_ids + continued.token_ids == await expected(sides[0], migration.request)
     assert continued.cached_tokens > 0, "its part of a block came along"
     await all_free(sides, free)
@@ -75,7 +75,7 @@ async def test_a_prompt_shorter_than_a_block(sides: tuple[Side, Side]) -> None:
 async def test_taken_back_while_it_stands_still(sides: tuple[Side, Side]) -> None:
     source, target = sides
     free = [await side.free_blocks() for side in sides]
-    migration = await begin(source, target, 200, 200, after=10)
+    migration = await begin(source, target, 200, LONG, after=10)
     await migration.offer()
     await migration.pause()
     source.engine.abort(migration.request.request_id)
@@ -90,7 +90,7 @@ async def test_taken_back_while_it_stands_still(sides: tuple[Side, Side]) -> Non
 async def test_taken_back_while_it_is_being_paused(sides: tuple[Side, Side]) -> None:
     source, target = sides
     free = [await side.free_blocks() for side in sides]
-    migration = await begin(source, target, 200, 200, after=10)
+    migration = await begin(source, target, 200, LONG, after=10)
     await migration.offer()
     pausing = asyncio.create_task(source.engine.pause(migration.request.request_id))
     await asyncio.sleep(0)

@@ -8,7 +8,7 @@ import pytest
 from controlplane.model.prefix_hash import block_hashes, root_hash
 from controlplane.model.request import EngineRequest, FinishReason
 from penstock.testing.engine import GREEDY
-from tests.vllm.moving import BLOCK_TOKENS, Migration, Side, begin, expected, prompt, sides
+from tests.vllm.moving import BLOCK_TOKENS, LONG, Migration, Side, begin, expected, prompt, sides
 
 __all__ = ["sides"]
 
@@ -107,7 +107,7 @@ async def test_only_allowed_tokens_come(sides: tuple[Side, Side]) -> None:
 async def test_a_salt_keeps_blocks_apart_also_where_they_are_moved(sides: tuple[Side, Side]) -> None:
     source, target = sides
     tokens = prompt(4 * BLOCK_TOKENS + 3)
-    asked = EngineRequest("salted", tokens, replace(GREEDY, max_tokens=60), cache_salt=SALT)
+    asked = EngineRequest("salted", tokens, replace(GREEDY, max_tokens=LONG), cache_salt=SALT)
     answer = source.driver.submit_request(asked)
     await source.driver.until(lambda: len(answer.token_ids) >= 20)
     migration = Migration(source, target, asked, answer)
@@ -129,7 +129,7 @@ async def test_a_salt_keeps_blocks_apart_also_where_they_are_moved(sides: tuple[
 
 async def test_a_request_that_moves_without_any_goes_on_as_before(sides: tuple[Side, Side]) -> None:
     source, target = sides
-    migration = await begin(source, target, 100, 50, after=10)
+    migration = await begin(source, target, 100, LONG, after=10)
     await migration.offer()
     continued = await migration.hand_off(await migration.pause())
     await target.driver.end_of(continued)
