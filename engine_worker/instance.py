@@ -14,6 +14,7 @@ from engine_worker import wire
 from engine_worker.admission import refusal
 from engine_worker.bouncing import bounce
 from engine_worker.deltas import Failure, FailureCode
+from engine_worker.engine_stats import EngineStats
 from engine_worker.engines.interface import Engine
 from engine_worker.engines.lora import serves_adapters
 from engine_worker.engines.media import takes_media
@@ -46,6 +47,7 @@ class Instance:
     ) -> None:
         self.description = description
         self.spans = RequestSpans(tracer, description.instance_id)
+        self.stats = EngineStats(metrics, clock)
         self.table = RequestTable(settings.max_orphans if settings.orphan_s > 0 else 0)
         self._tails_turn_s = clock()
         self.state = InstanceState.READY
@@ -269,12 +271,14 @@ class Instance:
             taken_over=True,
         )
         self.spans.begin(request, is_moved=True)
+        self.stats.begin(request.request_id, is_moved=True)
         self._changed()
 
     def hand_off(self, request_id: str, instance_id: str, incarnation_id: str) -> None:
         """The request is another instance's: tell its frontend."""
         tracked = self.table.take_out(request_id)
         self.spans.end(request_id, moved_to=instance_id)
+        self.stats.end(request_id)
         if tracked is not None and (stream := self.streams.get(tracked.stream_id)) is not None:
             moved = wire.moved_message(request_id, instance_id, incarnation_id, tracked.epoch + 1)
             self._metrics.message_bytes.observe(stream.put(moved))
@@ -289,6 +293,7 @@ class Instance:
         """Nobody is known to own the request any more: its frontend has to recover it."""
         tracked = self.table.take_out(request_id)
         self.spans.end(request_id, reason)
+        self.stats.end(request_id)
         instructions = Instructions()
         if tracked is not None and tracked.state != "discarded":
             failure = Failure(request_id, len(tracked.emitted_token_ids), FailureCode.LOST, reason)
@@ -385,8 +390,7 @@ class Instance:
         if self.table.strays_total != strays:
             self._metrics.stray_deltas.inc(self.table.strays_total - strays)
             log.error("the engine went on with requests that are not here; this is a bug of the engine")
-        self._metrics.steps.inc()
-        self._metrics.step_seconds.observe(self._engine.load().step_ms / 1000)
+        self.stats.step(step, self._engine.load())
         self._changed()
 
     def _admission_failure(self, request: EngineRequest, model: str) -> Failure | None:
@@ -442,6 +446,7 @@ class Instance:
     def _refused(self, request: EngineRequest, epoch: int) -> Failure | None:
         try:
             self._engine.submit(self.table.with_turn(request))
+            self.stats.begin(request.request_id)
         except (QueueFull, AdapterUnavailable) as error:
             return _failure(request, FailureCode.UNAVAILABLE, str(error))
         except RequestRefused as error:
@@ -463,15 +468,10 @@ class Instance:
                 stream.put(wire.step_message(deltas, instructions.epochs, instructions.before))
             )
             self._close_if_finished(stream)
-            self._count_failures(deltas)
+            self._metrics.count_failures(deltas)
         self._drop_cut_streams([self.streams[stream_id] for stream_id in instructions.messages])
         if self.state is InstanceState.DRAINING and not self.table.live():
             self._drained.set()
-
-    def _count_failures(self, deltas: Iterable[object]) -> None:
-        for delta in deltas:
-            if isinstance(delta, Failure):
-                self._metrics.count_failure(delta.code)
 
     def _drop_cut_streams(self, streams: Iterable[OutputStream]) -> None:
         for stream in streams:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
+from prometheus_client import CollectorRegistry
 
 from controlplane.model.adapter import StaticAdapter
 from controlplane.model.instance import InstanceDescription, InstancePhase, InstanceState
@@ -29,6 +30,7 @@ from engine_worker.engines.media import takes_media
 from engine_worker.engines.movable import is_movable
 from engine_worker.engines.pooling import is_pooling, pair_form
 from engine_worker.engines.prefix import has_prefixes
+from engine_worker.engines.served_metrics import ServerMetricsCollector, is_served
 from engine_worker.instance import Instance
 from engine_worker.kv.addresses import reachable_address
 from engine_worker.kv.service import serve_agent
@@ -174,7 +176,7 @@ class WorkerRole:
                 engine.kv_agent,
                 lambda: reachable_address(engine.kv_address, context.bind_host, instance.description.address),
             )
-        GaugeCollector(lambda: _gauges(instance, reporter, transfers), context.registry)
+        self._export(self._engine, metrics, lambda: _gauges(instance, reporter, transfers), context.registry)
         if is_pooling(self._engine):
             self._pooling = PoolingQueue(
                 self._engine, self._settings.max_requests, lambda: instance.state is not InstanceState.READY
@@ -219,6 +221,16 @@ class WorkerRole:
             "data_parallel": str(limits.data_parallel),
             **_attributes(description, self._settings),
         }
+
+    def _export(
+        self, engine: Engine, metrics: WorkerMetrics, read: Callable[[], Gauges], registry: CollectorRegistry
+    ) -> None:
+        """All that Prometheus reads of the instance."""
+        GaugeCollector(read, registry, is_served=is_served(engine))
+        if is_served(engine):
+            ServerMetricsCollector(lambda: engine.server_metrics, self._settings.model, registry)
+        else:
+            metrics.export_as_vllm(self._settings.model)
 
     async def _follow_adapters(self, engine: Engine, context: RoleContext) -> tuple[StaticAdapter, ...]:
         """Returns the LoRA adapters that the worker is told to begin with, loaded."""
@@ -387,6 +399,7 @@ def _gauges(instance: Instance, reporter: Reporter, transfers: TransferWatch | N
         model=instance.description.model,
         load=instance.last_load,
         kv_blocks=instance.description.kv_blocks,
+        block_tokens=instance.description.block_tokens,
         cached_blocks=len(reporter.ledger.blocks),
         host_blocks=0 if reporter.host_store is None else len(reporter.host_store),
         disk_blocks=0 if disk is None else len(disk),
@@ -394,6 +407,7 @@ def _gauges(instance: Instance, reporter: Reporter, transfers: TransferWatch | N
         disk_corrupt=0 if disk is None else disk.corrupt_total,
         host_evictions=0 if reporter.host_store is None else reporter.host_store.evictions_total,
         host_corrupt=0 if reporter.host_store is None else reporter.host_store.corrupt_total,
+        pulling_requests=0 if instance.pulls is None else len(instance.pulls),
         streams=len(instance.streams),
         hung=instance.hung,
         is_immovable=bool(instance.transfer_obstacle),

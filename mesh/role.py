@@ -18,14 +18,16 @@ from mesh.backoff import Backoff
 from mesh.errors import ConfigurationError
 from mesh.exit_status import ExitStatus
 from mesh.identity.tls import transport_of
+from mesh.member_service import MemberService
 from mesh.membership import FOLLOWED_AT_START, Directory, Member
+from mesh.metric_families import metric_families
 from mesh.parent_death import PARENT_VARIABLE, end_with_parent_if_asked
 from mesh.rpc.framed.sockets import is_loopback
 from mesh.rpc.framed.transport import FramedTransport
 from mesh.rpc.metrics import RpcMetrics
 from mesh.rpc.server import RpcServer
 from mesh.runtime import Runtime, Transport, system_runtime
-from mesh.shutdown import MemberService, Shutdown
+from mesh.shutdown import Shutdown
 from mesh.store import open_store
 from mesh.store.interface import StateStore
 from mesh.tasks import TaskSet
@@ -236,7 +238,13 @@ async def run_role_in(role: Role, settings: RoleSettings, environment: RoleEnvir
         audit=audit,
     )
     service = MemberService(
-        role.name, settings.member_id, context.incarnation_id, settings.drain_s, shutdown, environment.supervised
+        role.name,
+        settings.member_id,
+        context.incarnation_id,
+        settings.drain_s,
+        shutdown,
+        environment.supervised,
+        lambda prefix: runtime.threads.run(metric_families, registry, prefix, settings.member_id),
     )
     server.add(member_pb2_grpc.add_MemberServicer_to_server, service, "penstock.v1.Member")
     try:

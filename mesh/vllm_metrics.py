@@ -1,11 +1,12 @@
 """vLLM's metric names beside our own, so that dashboards and autoscalers made for vLLM work.
 
 A metric is declared once, under our name, with vLLM's beside it where there is one. Each of vLLM's names comes from one
-role only: what an engine does from workers, what clients see from frontends. So a sum over all processes counts nothing
-twice.
+role only: what an engine does from workers, what clients see from frontends. So a sum over the metrics ports of all
+processes counts nothing twice; the endpoint's /metrics has all of them on one page (`services/frontend/mesh_metrics`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Metric
@@ -14,8 +15,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 PREFIX: Final = "vllm:"
-_ENGINE: Final = {"engine": "0"}
-"""vLLM numbers the engines behind an endpoint; behind ours they are one."""
+ENGINE: Final[Mapping[str, str]] = MappingProxyType({"engine": "0"})
+"""vLLM numbers the engines of a server; an instance is one, and `member_id` tells instances apart."""
+NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def renamed(own: Metric, name: str, labels: Mapping[str, str]) -> Metric:
@@ -26,14 +28,16 @@ def renamed(own: Metric, name: str, labels: Mapping[str, str]) -> Metric:
             continue
         theirs = {("model_name" if key == "model" else key): value for key, value in sample.labels.items()}
         suffix = sample.name.removeprefix(own.name)
-        twin.samples.append(Sample(twin.name + suffix, {**_ENGINE, **labels, **theirs}, sample.value))
+        twin.samples.append(Sample(twin.name + suffix, {**ENGINE, **labels, **theirs}, sample.value))
     return twin
 
 
 class VllmNames(Collector):
     """What some of our metrics are under vLLM's names, read when Prometheus asks."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str] = NO_LABELS) -> None:
+        """`labels`: those that our metrics do not have themselves."""
+        self._labels = labels
         self._names: list[tuple[MetricWrapperBase, str]] = []
         registry.register(self)
 
@@ -48,4 +52,4 @@ class VllmNames(Collector):
     def collect(self) -> Iterator[Metric]:
         for own, name in self._names:
             for family in own.collect():
-                yield renamed(family, name, {})
+                yield renamed(family, name, self._labels)

@@ -88,7 +88,7 @@ SERVICES: Final[dict[str, dict[str, frozenset[str]]]] = {
         "SetCascade": _OPERATOR,
         "RemoveCascade": _OPERATOR,
     },
-    "Member": {"Restart": _OPERATOR},
+    "Member": {"Restart": _OPERATOR, "GetMetrics": _READERS},
     # Tickets say who has come; the stream itself, and each unary call on one, is asked at the door of its method.
     "Frames": {"Open": _MEMBERS, "Call": _MEMBERS},
     # Keys have rules of their own, `may_write`.

@@ -9,5 +9,6 @@ requests               from a checked body to a generation: keys, admission, pla
 placement              where a request goes: schedulers, waiting for an instance, recovery
 workers                streams to the workers, liveness, and the requests in flight on them
 text                   tokenizer, chat template, detokenizer, stop strings
+mesh_metrics           what the whole mesh says under vLLM's names
 metrics, errors, settings
 """

@@ -1,6 +1,6 @@
 """Every metric of the frontend, by name, with its help text and labels."""
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -11,6 +11,15 @@ _INTER_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 _TIER_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _REQUEST_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _E2E_BUCKETS_S = (0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+_CHOICES = (1, 2, 5, 10, 20)
+
+ABORTED: Final = "abort"
+"""How a choice ends whose client has left."""
+FAILED: Final = "error"
+FINISHES: Final = ("stop", "length", ABORTED, FAILED)
+"""Why choices end. Each is exported from a model's first request on, so that an alert finds a zero."""
 
 
 class ModelMetrics:
@@ -25,6 +34,12 @@ class ModelMetrics:
         self.e2e = metrics.e2e.labels(model)
         self.request_prompt_tokens = metrics.request_prompt_tokens.labels(model)
         self.request_generated_tokens = metrics.request_generated_tokens.labels(model)
+        self.longest_choice_tokens = metrics.longest_choice_tokens.labels(model)
+        self.computed_prompt_tokens = metrics.computed_prompt_tokens.labels(model)
+        self.time_per_output_token = metrics.time_per_output_token.labels(model)
+        self.asked_choices = metrics.asked_choices.labels(model)
+        self.asked_max_tokens = metrics.asked_max_tokens.labels(model)
+        self.finished = {reason: metrics.finished.labels(model, reason) for reason in FINISHES}
 
 
 class CascadeMetrics:
@@ -136,6 +151,9 @@ class FrontendMetrics:
         )
         self.media_bytes = gauge("media_bytes", "Images, recordings and films that running requests hold")
         self.media_failures = counter("media_failures", "Requests whose images and the like could not be fetched")
+        self.unread_members = gauge(
+            "unread_members", "Members whose metrics are missing under vLLM's names, when last somebody wanted them"
+        )
         self.running = gauge("running_requests", "Requests being served")
         self.queued = gauge("queued_requests", "Requests waiting for admission")
         self.resumed_streams = counter("resumed_streams", "Streams that a client came back for")
@@ -160,6 +178,17 @@ class FrontendMetrics:
         self.request_generated_tokens = histogram(
             "request_generated_tokens", "Tokens that a request generated", _REQUEST_TOKENS
         )
+        self.longest_choice_tokens = histogram(
+            "longest_choice_tokens", "Tokens of a request's longest choice", _REQUEST_TOKENS
+        )
+        self.computed_prompt_tokens = histogram(
+            "computed_prompt_tokens", "Prompt tokens of a request that were in no prefix cache", _REQUEST_TOKENS
+        )
+        self.time_per_output_token = histogram(
+            "time_per_output_token_seconds", "Mean time of a choice's tokens after the first", _INTER_TOKEN_BUCKETS_S
+        )
+        self.asked_choices = histogram("asked_choices", "Choices of each prompt that were asked for (n)", _CHOICES)
+        self.asked_max_tokens = histogram("asked_max_tokens", "Tokens that a choice may have", _REQUEST_TOKENS)
         for own, name in (
             (self.prompt_tokens, "prompt_tokens"),
             (self.prompt_tokens, "prefix_cache_queries"),
@@ -172,6 +201,11 @@ class FrontendMetrics:
             (self.ttft, "time_to_first_token_seconds"),
             (self.inter_token, "inter_token_latency_seconds"),
             (self.e2e, "e2e_request_latency_seconds"),
+            (self.longest_choice_tokens, "request_max_num_generation_tokens"),
+            (self.computed_prompt_tokens, "request_prefill_kv_computed_tokens"),
+            (self.time_per_output_token, "request_time_per_output_token_seconds"),
+            (self.asked_choices, "request_params_n"),
+            (self.asked_max_tokens, "request_params_max_tokens"),
         ):
             vllm.add(own, name)
         self.cascade = CascadeMetrics(registry)

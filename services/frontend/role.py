@@ -33,6 +33,7 @@ from services.frontend.media.expander import Expander
 from services.frontend.media.fetcher import MediaFetcher
 from services.frontend.media.rules import MediaRules
 from services.frontend.media.service import MediaService
+from services.frontend.mesh_metrics import MeshMetrics
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.parser_process.launcher import Launcher, ModuleLauncher
 from services.frontend.parser_process.process import ParserProcess
@@ -124,7 +125,7 @@ class FrontendRole:
         )
         console = self.console = self._build_console(context) if self._settings.console else None
         self._http = self._make_http(
-            create_app(cascade, context.registry, loader, console), self._settings.http_host, self._settings.http_port
+            create_app(cascade, loader, console), self._settings.http_host, self._settings.http_port
         )
         http_address = self._http_address = _reachable(self._http.address, context)
         servicer = FrontendServicer(service, lambda: self._http_address)
@@ -137,6 +138,7 @@ class FrontendRole:
             service.placement.on_change,
             judging.on_change,
             peers.on_change,
+            service.mesh_metrics.on_change,
             lambda change: self._follow_own(context, change),
         )
         self._unsubscribe = [context.directory.subscribe(follower) for follower in followers]
@@ -195,6 +197,7 @@ class FrontendRole:
             await self.service.catalogue.stop()
             await self.service.parser_process.stop()
             await self.service.responses.stop()
+            await self.service.mesh_metrics.stop()
         await self._tasks.cancel()
         if self.service is not None:
             await self.service.shared_limits.stop()
@@ -261,6 +264,14 @@ class FrontendRole:
         return FrontendService(
             settings=settings,
             metrics=metrics,
+            mesh_metrics=MeshMetrics(
+                context.member_id,
+                context.registry,
+                metrics.unread_members,
+                runtime.transport,
+                runtime.threads,
+                clock,
+            ),
             catalogue=ModelCatalogue(
                 settings.tokenizer_cache_bytes,
                 runtime.clock,

@@ -8,9 +8,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.in_time import eventually, within
 from tests.mesh.running_mesh import RunningMesh
@@ -34,6 +36,28 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
     yield running
     running.stop()
     running.cut()
+
+
+def test_each_frontend_has_the_metrics_of_the_whole_mesh(pair: RunningMesh) -> None:
+    """First in this file: later tests kill members."""
+    urls = [f"http://127.0.0.1:{pair.port + index}" for index in range(2)]
+    body = {"model": "demo-small", "prompt": "Count to ten.", "max_tokens": 5, "ignore_eos": True}
+    for url in (*urls, *urls):
+        answer = httpx.post(f"{url}/v1/completions", json=body, headers={"endpoint-load-metrics-format": "TEXT"})
+        assert answer.headers["endpoint-load-metrics"].startswith("TEXT named_metrics.num_requests_waiting=")
+
+    def generated(url: str) -> tuple[float, float, int]:
+        """By the engines' counts, by the frontends', and by how many members."""
+        tokens, finished, members = 0.0, 0.0, set()
+        for family in text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=20).text):
+            for sample in family.samples:
+                members |= {sample.labels["member_id"]} if family.name.startswith("vllm:") else set()
+                tokens += sample.value if sample.name == "vllm:generation_tokens_total" else 0.0
+                finished += sample.value if sample.name == "vllm:request_decode_time_seconds_count" else 0.0
+        return tokens, finished, len(members)
+
+    for url in urls:
+        eventually(lambda url=url: generated(url) == (20.0, 4.0, 5), 60, "two frontends and three instances")
 
 
 class Load:

@@ -214,6 +214,7 @@ FRONTEND_ROOMS = (
     "text",
     "parser_process",
     "parsers",
+    "mesh_metrics",
     "metrics",
     "errors",
     "settings",

@@ -22,6 +22,12 @@ class DataParallelAttached(DataParallelEngine):
         engines = [AttachedEngine(settings, clock, core, metrics) for core in range(settings.data_parallel_size)]
         super().__init__(engines)
         self._engines = engines
+        self._metrics = metrics
+
+    @property
+    def server_metrics(self) -> str:
+        """See `ServedEngine`: those of all cores, by the label `engine`."""
+        return self._metrics.latest_text
 
     async def stop(self) -> None:
         await super().stop()

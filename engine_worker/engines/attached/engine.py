@@ -80,6 +80,11 @@ class AttachedEngine(MovableByConnector[AttachedMoves, AttachedRequest]):
         self._failure = ""
         self._stopped = asyncio.Event()
 
+    @property
+    def server_metrics(self) -> str:
+        """See `ServedEngine`; of a server with data parallelism, those of all its cores."""
+        return self._metrics.latest_text
+
     async def start(self) -> EngineLimits:
         """Find out what the server has and can. Raises `EngineFailed` and `ConfigurationError`."""
         self._model = await wait_for_model(self._client, self._settings, self._clock)

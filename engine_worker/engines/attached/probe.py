@@ -105,7 +105,13 @@ class MetricsReader:
         self._clock = clock
         self._fresh_s = fresh_s
         self._asked_s = -inf
+        self._latest_text = ""
         self._answer: asyncio.Task[str | ServerLost | None] | None = None
+
+    @property
+    def latest_text(self) -> str:
+        """What the server said last; empty before, and where it has no metrics or is away."""
+        return self._latest_text
 
     async def read(self, core: int | None = None) -> ServerMetrics | None:
         """Those of a core, or of all; None for a server that has none. Raises `ServerLost`."""
@@ -114,6 +120,7 @@ class MetricsReader:
             self._asked_s = now_s
             self._answer = asyncio.create_task(self._ask(), name="metrics")
         text = await asyncio.shield(self._answer)
+        self._latest_text = text if isinstance(text, str) else ""
         if isinstance(text, ServerLost):
             raise text
         return None if text is None else parse_metrics(text, core)

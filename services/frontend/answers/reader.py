@@ -1,6 +1,6 @@
 """All choices of one generation as the client is to see them, step by step."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from prometheus_client import Histogram
 
@@ -39,6 +39,8 @@ class AnswerReader:
         self._on_covered = on_covered
         self.first_s: float | None = None
         """When the first token came, on `clock`."""
+        self._firsts_s: list[float | None] = [None] * len(texts)
+        """Of each choice."""
         self._last_s: list[float | None] = [None] * len(texts)
         self._cached_tokens: dict[int, int] = {}
         self._has_prompt_logprobs: set[int] = set()
@@ -51,9 +53,23 @@ class AnswerReader:
         return self._unfinished == 0
 
     @property
-    def finishes(self) -> tuple[str, ...]:
-        """Why those choices ended that have ended."""
-        return tuple(text.finish for text in self._texts if text.finish is not None)
+    def finishes(self) -> tuple[str | None, ...]:
+        """Why each choice ended; None: it has not."""
+        return tuple(text.finish for text in self._texts)
+
+    @property
+    def choice_tokens(self) -> tuple[int, ...]:
+        """Of each choice up to now."""
+        return tuple(text.tokens for text in self._texts)
+
+    def mean_token_s(self) -> Iterator[float]:
+        """The mean time of the tokens after the first, of each choice that has ended and has several. A stream that is
+        resumed has none: its tokens up to there come all at once."""
+        if self._is_resumed:
+            return
+        for text, first_s, last_s in zip(self._texts, self._firsts_s, self._last_s, strict=True):
+            if text.finish is not None and text.tokens > 1 and first_s is not None and last_s is not None:
+                yield (last_s - first_s) / (text.tokens - 1)
 
     def wait(self) -> Awaitable[None]:
         """Done once there is something to `read`."""
@@ -127,6 +143,7 @@ class AnswerReader:
         if last_s is not None:
             self._inter_token.observe(now_s - last_s)
             return
+        self._firsts_s[piece.index] = now_s
         if self.first_s is None:
             self.first_s = now_s
         if not self._is_resumed:

@@ -36,6 +36,8 @@ class AnswerSender:
         self._send = send
         self.headers: dict[str, str] = {}
         """Add to them before anything is sent."""
+        self.late_headers: Callable[[], Awaitable[Mapping[str, str]]] | None = None
+        """Those of an answer in one piece that are wanted as of its end; None: there are none."""
         self.started = False
         """Whether the status has been sent."""
 
@@ -109,6 +111,8 @@ class AnswerSender:
         await self._end(event(error))
 
     async def _send_whole(self, body: bytes) -> None:
+        if self.late_headers is not None:
+            self.headers |= await self.late_headers()
         await self._start("application/json", {"content-length": str(len(body))})
         await self._end(body)
 

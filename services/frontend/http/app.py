@@ -3,7 +3,6 @@
 from functools import partial
 
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -46,9 +45,7 @@ def allow_cross_origin(app: FastAPI, settings: FrontendSettings) -> None:
         )
 
 
-def create_app(
-    service: CascadeService, registry: CollectorRegistry, loader: AdapterLoader, console: Console | None = None
-) -> FastAPI:
+def create_app(service: CascadeService, loader: AdapterLoader, console: Console | None = None) -> FastAPI:
     """The ASGI application of a frontend; every error it answers has OpenAI's form. `console` None: there is none."""
     metrics, settings = service.frontend.metrics, service.frontend.settings
     app = FastAPI(
@@ -65,7 +62,7 @@ def create_app(
     app.include_router(lora_routes(service.frontend, loader))
     app.include_router(info_routes(service))
     if settings.http_metrics:
-        app.include_router(metrics_routes(registry))
+        app.include_router(metrics_routes(service.frontend.mesh_metrics))
     if console is not None:
         app.include_router(console_routes(service.frontend, console))
     allow_cross_origin(app, settings)

@@ -1,5 +1,7 @@
 """A cascade's answer over HTTP: nothing of a tier's answer is sent before it is sure to be accepted."""
 
+from collections.abc import Sequence
+
 import msgspec
 from starlette.types import Scope
 
@@ -80,6 +82,10 @@ class CascadeExchange(Exchange):
             self._note(accepted)
         if not live.began:
             await self._send_at_once(sender, accepted)
+
+    @property
+    def _models(self) -> Sequence[str]:
+        return tuple(self._record.tiers)
 
     def _note(self, accepted: Accepted) -> None:
         progress, answer, facts = self._progress, accepted.answer, accepted.facts

@@ -23,9 +23,11 @@ from services.frontend.answers.schema import Usage
 from services.frontend.answers.sender import AnswerSender, PieceSource
 from services.frontend.errors import ApiError, internal_error
 from services.frontend.http.errors import error_body, error_response
+from services.frontend.http.load_header import load_header
 from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER
 from services.frontend.http.server import abort_connection
 from services.frontend.media.service import MediaLoader
+from services.frontend.metrics import ABORTED, FAILED
 from services.frontend.requests.api_keys import ApiKey, tenant_of
 from services.frontend.requests.ended import Asked, Progress, Tokens
 from services.frontend.requests.generation import Client, Generation, generating
@@ -83,6 +85,8 @@ class Exchange(Response, ABC):
         self._progress = Progress()
         self._tokens_charged_before = 0
         """Of a stream that is resumed: to its first connection."""
+        self.load_format = ""
+        """How the client wants the load of the instances in a header; empty: not at all."""
         self.wants_ids = False
         """The events of a stream are to have ids, by which it can be resumed."""
         self.may_return = False
@@ -122,6 +126,8 @@ class Exchange(Response, ABC):
         sender.headers[REQUEST_ID_HEADER] = self.told_id
         sender.headers[MESH_ID_HEADER] = self._request_id
         sender.headers |= without_effect_header(self.without_effect)
+        if self.load_format:
+            sender.late_headers = self._load_header
         service = self._service
         with service.tracer.span(self._endpoint(scope), self.traceparent, start_s=self._arrived_s) as span:
             span.set(request_id=self._request_id, model=self._model_name)
@@ -160,6 +166,15 @@ class Exchange(Response, ABC):
     @abstractmethod
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
         """Answer the admitted request. Raises ApiError."""
+
+    @property
+    def _models(self) -> Sequence[str]:
+        """Whose instances may answer."""
+        return (self._model_name,)
+
+    async def _load_header(self) -> Mapping[str, str]:
+        reading = await self._service.mesh_metrics.read()
+        return load_header(self.load_format, reading.load(self._models))
 
     @property
     def _include_usage(self) -> bool:
@@ -232,6 +247,9 @@ class ModelExchange(Exchange):
             others = [await self._planned(each, media) for each in self.others]
             plan = replace(plan, prompts=tuple(prompt for each in (plan, *others) for prompt in each.prompts))
         self.max_tokens = plan.prompts[0].sampling.max_tokens
+        metrics = service.metrics.of(self._model.engine_model)
+        metrics.asked_choices.observe(plan.n)
+        metrics.asked_max_tokens.observe(self.max_tokens)
         plan = replace(plan, ticket=encode_ticket(self._request, plan, self._key, self._created_unix_s))
         try:
             async with generating(service, plan, self._arrived_s, self._client(scope)) as run:
@@ -281,6 +299,7 @@ class ModelExchange(Exchange):
             source = outside = OutsidePieces(reader, generation.plan, deadline_s, is_whole=not self._request.stream)
         sender.headers[INSTANCE_HEADER] = ",".join(dict.fromkeys(generation.instance_ids))
         sender.headers[POLICY_HEADER] = ",".join(dict.fromkeys(generation.policies))
+        unfinished = FAILED
         try:
             if self._request.stream:
                 ids, usage = self._event_ids(generation.plan, covered), self._usage_wanted(reader, covered)
@@ -289,11 +308,15 @@ class ModelExchange(Exchange):
                 )
             else:
                 await sender.whole(source, form, len(texts), reader.usage)
+        except asyncio.CancelledError:
+            unfinished = ABORTED
+            raise
         finally:
             if outside is not None:
                 outside.close()
             self._progress.ended(generation.relays, _tokens(reader.usage()), reader.first_s)
             self._count_tokens(reader, 0 if covered is None else sum(covered.tokens))
+            self._count_choices(reader, unfinished)
 
     def _event_ids(self, plan: GenerationPlan, covered: Covered | None) -> EventIds | None:
         """By which the stream can be resumed; None if it cannot be, or its client does not want them."""
@@ -325,8 +348,19 @@ class ModelExchange(Exchange):
         metrics.cached_tokens.inc(usage.cached_tokens)
         metrics.request_prompt_tokens.observe(usage.prompt_tokens)
         metrics.request_generated_tokens.observe(usage.completion_tokens)
-        for finish in reader.finishes:
-            self._service.metrics.finished.labels(self._model.engine_model, finish).inc()
+        metrics.computed_prompt_tokens.observe(usage.prompt_tokens - usage.cached_tokens)
+
+    def _count_choices(self, reader: AnswerReader, unfinished: str) -> None:
+        """`unfinished`: how choices ended that have no end of their own. A client that has said that it may come back
+        for them has not ended them."""
+        metrics = self._service.metrics.of(self._model.engine_model)
+        ends = [finish or unfinished for finish in reader.finishes]
+        for end in ends:
+            if end != ABORTED or not self.may_return:
+                metrics.finished[end].inc()
+        metrics.longest_choice_tokens.observe(max(reader.choice_tokens))
+        for mean_s in reader.mean_token_s():
+            metrics.time_per_output_token.observe(mean_s)
 
 
 def _tokens(usage: Usage) -> Tokens:

@@ -15,6 +15,7 @@ from services.frontend.http.beam_exchange import BeamExchange
 from services.frontend.http.body import decode_leniently, timely_body
 from services.frontend.http.cascade_exchange import CascadeExchange
 from services.frontend.http.exchange import Exchange, ModelExchange
+from services.frontend.http.load_header import FORMAT_HEADER
 from services.frontend.http.openapi import generation_docs, resume_docs
 from services.frontend.http.raw_route import RawRoute
 from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER, new_request_id
@@ -100,6 +101,7 @@ async def accept_body(
         exchange.told_id = given or request_id
         exchange.without_effect = [*ignored, *unknown, *without_effect(request)]
         exchange.traceparent = _traceparent(http)
+        exchange.load_format = http.headers.get(FORMAT_HEADER, "")
         exchange.may_return = http.headers.get(RESUMABLE_HEADER, "").lower() == "true"
         exchange.wants_ids = exchange.may_return or http.headers.get(EVENT_IDS_HEADER, "").lower() == "true"
         return exchange

@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import msgspec
 from fastapi import APIRouter
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,6 +15,7 @@ from services.frontend.cascade.hints import terms_in_force
 from services.frontend.cascade.service import CascadeService
 from services.frontend.errors import model_not_found, unavailable
 from services.frontend.http.openapi import answer_docs
+from services.frontend.mesh_metrics import MeshMetrics
 from services.frontend.requests.models import ServedModel
 from services.frontend.requests.service import check_model
 
@@ -65,14 +66,14 @@ def info_routes(service: CascadeService) -> APIRouter:
     return router
 
 
-def metrics_routes(registry: CollectorRegistry) -> APIRouter:
+def metrics_routes(metrics: MeshMetrics) -> APIRouter:
     """/metrics, which needs no key."""
     router = APIRouter(tags=["information"])
 
     @router.get("/metrics")
-    async def metrics() -> Response:
-        """Prometheus metrics of the frontend."""
-        return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
+    async def show_metrics() -> Response:
+        """Prometheus metrics of this frontend, and of the whole mesh under vLLM's names."""
+        return Response(await metrics.page(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     return router
 

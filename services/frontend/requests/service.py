@@ -24,6 +24,7 @@ from services.frontend.errors import (
     unavailable,
 )
 from services.frontend.media.service import MediaService
+from services.frontend.mesh_metrics import MeshMetrics
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.parser_process.process import ParserProcess
 from services.frontend.placement.client import PlacementClient
@@ -87,6 +88,7 @@ class FrontendService:
 
     settings: FrontendSettings
     metrics: FrontendMetrics
+    mesh_metrics: MeshMetrics
     catalogue: ModelCatalogue
     pool: WorkerPool
     placement: PlacementClient

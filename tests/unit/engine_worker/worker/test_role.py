@@ -253,6 +253,9 @@ async def test_metrics_show_engine_and_shell(context: RoleContext) -> None:
         "penstock_worker_streams 1.0",
         "penstock_worker_stream_message_bytes_count 1.0",
         "penstock_worker_hung 0.0",
+        'vllm:num_requests_running{engine="0",model_name="m"} 1.0',
+        'vllm:iteration_tokens_total_sum{engine="0",model_name="m"} 1.0',
+        'vllm:request_decode_time_seconds_count{engine="0",model_name="m"} 0.0',
     ):
         assert line in text
 

@@ -9,13 +9,14 @@ import pytest
 from mesh.announcement import Announcement
 from mesh.errors import ConfigurationError, DeadlineExceeded, PeerUnavailable
 from mesh.exit_status import ExitStatus
+from mesh.member_service import MemberService
 from mesh.membership import Directory, Member
 from mesh.rpc.server import RpcServer
 from mesh.runtime import GrpcTransport, SystemClock, SystemEntropy
-from mesh.shutdown import MemberService, Shutdown
+from mesh.shutdown import Shutdown
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
-from penstock.v1 import member_pb2_grpc
+from penstock.v1 import member_pb2, member_pb2_grpc
 from services.cli.restart import chosen
 from services.cli.restarting import RestartTimeouts, in_rolling_order, is_lone_worker, missing, restart, restart_in_turn
 
@@ -23,6 +24,10 @@ pytestmark = pytest.mark.live
 
 WAIT_S = 20.0
 LONG = RestartTimeouts(drain_s=None, start_s=WAIT_S)
+
+
+async def no_metrics(_: str) -> list[member_pb2.MetricFamily]:
+    return []
 
 
 class Process:
@@ -43,7 +48,9 @@ class Process:
             ending = Shutdown()
             self.endings.append(ending)
             server = RpcServer(GrpcTransport())
-            service = MemberService(self._role, self._member_id, incarnation_id, 30.0, ending, supervised=False)
+            service = MemberService(
+                self._role, self._member_id, incarnation_id, 30.0, ending, supervised=False, metrics=no_metrics
+            )
             server.add(member_pb2_grpc.add_MemberServicer_to_server, service, "penstock.v1.Member")
             await server.start()
             await server.set_serving(self.serves)

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from mesh.membership import Member
 from services.cli.usage import each_request_once, read_records
@@ -111,6 +112,25 @@ async def test_a_client_that_comes_back_gets_the_rest_wherever_it_was_cut(tmp_pa
         <= {request_id: (record.prompt_tokens, record.output_tokens) for request_id, record in counted.items()}.items()
     )
     assert len(counted) == len(usages) + len(CASES), "no others but those that were never cut"
+
+
+async def test_a_stream_that_is_resumed_ends_once_and_its_tokens_are_not_timed_anew() -> None:
+    counted = ("vllm:request_success_total", "vllm:request_time_per_output_token_seconds_count")
+
+    async def counts(http: httpx.AsyncClient) -> dict[str, float]:
+        """By metric and, where it has one, the reason of an end; without what is 0."""
+        families = text_string_to_metric_families((await http.get("/metrics")).text)
+        samples = [each for family in families for each in family.samples if each.name in counted]
+        return {each.labels.get("finished_reason", "timed"): each.value for each in samples if each.value}
+
+    async with pair() as mesh:
+        client = ResumingClient(COMPLETION, headers={"x-penstock-resumable": "true"})
+        await client.ask(mesh.first, 7)
+        await client.resume(mesh.second)
+        assert client.is_done
+        assert await counts(mesh.second) == {"length": 1.0}
+        await truth(mesh.first, COMPLETION, "/v1/completions")
+        assert await counts(mesh.first) == {"length": 1.0, "timed": 1.0}, "what was cut has not ended"
 
 
 async def test_a_stream_that_is_resumed_is_charged_to_its_key_once(monkeypatch: pytest.MonkeyPatch) -> None:
