@@ -5,6 +5,7 @@ put one behind the other, and of everything else the last value holds.
 """
 
 import base64
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ import httpx
 import ml_dtypes
 import msgspec
 import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
 
-from tests.conformance.case import Case
+from tests.conformance.case import METRICS, Case
 
 Json: TypeAlias = Any
 
@@ -45,9 +47,11 @@ class Answer:
     status: int
     content_type: str
     body: Json
+    load: str = ""
+    """The header with the load, without its numbers; empty: there is none."""
 
     def as_json(self) -> Json:
-        return {"status": self.status, "content_type": self.content_type, "body": self.body}
+        return {"status": self.status, "content_type": self.content_type, "body": self.body, "load": self.load}
 
 
 def ask(client: httpx.Client, case: Case) -> Answer:
@@ -74,10 +78,23 @@ def ask(client: httpx.Client, case: Case) -> Answer:
         said = None if metadata is None else msgspec.json.decode(metadata)
         body = {"metadata": said, "vectors": _numbers(answered.content, case)}
         return Answer(answered.status_code, content_type, body)
+    if path == METRICS:
+        return Answer(answered.status_code, content_type, metrics_of(answered.text))
+    load = re.sub(r"\d+\.\d[\de.-]*", "N", answered.headers.get("endpoint-load-metrics", ""))
     try:
-        return Answer(answered.status_code, content_type, _with_vectors(msgspec.json.decode(answered.content), case))
+        body = _with_vectors(msgspec.json.decode(answered.content), case)
+        return Answer(answered.status_code, content_type, body, load)
     except msgspec.DecodeError:
         return Answer(answered.status_code, content_type, answered.text)
+
+
+def metrics_of(page: str) -> dict[str, Json]:
+    """The type and the labels of each metric that has vLLM's prefix; values are a matter of time."""
+    return {
+        family.name: {"type": family.type, **{name: "label" for each in family.samples for name in each.labels}}
+        for family in text_string_to_metric_families(page)
+        if family.name.startswith("vllm:") and not family.name.endswith("_created")
+    }
 
 
 def _with_vectors(body: Json, case: Case) -> Json:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+METRICS = "/metrics"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 

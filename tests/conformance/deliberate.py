@@ -126,6 +126,21 @@ DELIBERATE = (
         "are the mesh's: `owned_by`, `root` (a model's name, not a path on some machine), `/version`",
         ((r"server: GET /v.*", r"body\.(data\[\]\.(owned_by|root)|version)"),),
     ),
+    Deliberate(
+        "metrics",
+        "have `member_id`, since one page has all instances and frontends. Not told: guesses of a GPU's work, sleep "
+        "states, caches of images, rejections by the engine's own queue, what a connector was asked for, how often a "
+        "single request was preempted, and how a parser fared",
+        (
+            (
+                r"server: GET /metrics",
+                r"body\.vllm:.*\.member_id: absent \| label|body\.vllm:cache_config_info\..*|"
+                r"body\.vllm:(estimated_.*_per_gpu|engine_sleep_state|external_prefix_cache_(hits|queries)|"
+                r"mm_cache_(hits|queries)|admission_rejections|request_num_preemptions|"
+                r"tool_call_parser_invocations): .* \| absent",
+            ),
+        ),
+    ),
 )
 MOST = 10
 """So few that people read them all."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.conformance.case import MESSAGES, RESPONSES, Case
+from tests.conformance.case import MESSAGES, METRICS, RESPONSES, Case
 from tests.conformance.chat_cases import ADD, OTHER_TOOL, SUM, TOOL
 from tests.conformance.completion_cases import PROMPT
 
@@ -297,4 +297,17 @@ SERVER_CASES = [
         {"model": "demo-large", "prompt": PROMPT, "max_tokens": 2, "temperature": 0},
         headers={"endpoint-load-metrics-format": "text"},
     ),
+    Case(
+        "server: ORCA's header, JSON",
+        "/v1/chat/completions",
+        {"model": "demo-large", "messages": ADD, "max_tokens": 2, "temperature": 0},
+        headers={"endpoint-load-metrics-format": "JSON"},
+    ),
+    Case(
+        "server: ORCA's header, unknown",
+        "/v1/completions",
+        {"model": "demo-large", "prompt": PROMPT, "max_tokens": 2, "temperature": 0},
+        headers={"endpoint-load-metrics-format": "bin"},
+    ),
+    get("server", METRICS),
 ]
