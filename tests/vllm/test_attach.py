@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from engine_worker.engines.attached.advice import kv_transfer_config
 from engine_worker.engines.vllm.hidden_states.message import EXTENSION_CLASS
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.vllm
 
 MODEL = "demo-small"
 STREAMS = 16
+ROUNDS = 3
 BODY = {"model": MODEL, "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 ALIKE = {"dtype": "float32", "max_model_len": "2048", "block_size": "32"}
 """So that both instances say the same, whoever shares their batch."""
@@ -104,9 +106,20 @@ async def test_a_stock_server_is_answered_explained_and_killed_without_a_wrong_t
             assert kinds == {"attached-0": "attached-vllm", f"{MODEL}-0": "vllm"}
             prompts = [f"Sort {number} {number * 7 % 23} {number * 5 % 19} and count on." for number in range(STREAMS)]
             async with httpx.AsyncClient(base_url=mesh.url, timeout=240) as client:
-                whole = [Stream(prompt, BODY) for prompt in prompts]
-                await asyncio.gather(*(stream.run(client) for stream in whole))
-                assert {stream.instance for stream in whole} == set(kinds)
+                for _ in range(ROUNDS):
+                    whole = [Stream(prompt, BODY) for prompt in prompts]
+                    await asyncio.gather(*(stream.run(client) for stream in whole))
+                    assert {stream.instance for stream in whole} == set(kinds)
+                    answered = [each for each in whole if each.instance == "attached-0"]
+                    # On a busy machine the server's worker may have been taken for frozen, and all have gone elsewhere.
+                    if is_there := await any_placed_last(mesh, answered, "attached-0"):
+                        break
+                still(is_there, "the server answered some to their end")
+                page = (await client.get("/metrics")).text
+                for name in ("iteration_tokens_total_count", "request_queue_time_seconds_count"):
+                    counts = counts_by_member(page, f"vllm:{name}")
+                    assert counts.keys() == set(kinds), "own engines say it, and what the server says is passed on"
+                    assert min(counts.values()) > 0
                 await asyncio.to_thread(eventually, lambda: cached_at(mesh, "attached-0") > 0, 10, "its cache is known")
 
                 broken = [Stream(prompt, BODY) for prompt in prompts]
@@ -122,8 +135,6 @@ async def test_a_stock_server_is_answered_explained_and_killed_without_a_wrong_t
             print(f"{len(struck)} of {STREAMS} streams were at the server that was killed")
             assert [stream.text for stream in broken] == [stream.text for stream in whole]
             assert {stream.finish_reason for stream in broken} == {"length"}
-            answered = [each for each in whole if each.instance == "attached-0"]
-            still(await any_placed_last(mesh, answered, "attached-0"), "the server was alive until it was killed")
             still(await any_placed_last(mesh, struck, f"{MODEL}-0"), "a stream was under way at it when it was killed")
             assert await asyncio.to_thread(mesh.stop) == 0
         finally:
@@ -138,6 +149,12 @@ async def any_placed_last(mesh: RunningMesh, streams: list[Stream], instance_id:
         if json.loads(explained.stdout)["chosen_instance_id"] == instance_id:
             return True
     return False
+
+
+def counts_by_member(page: str, name: str) -> dict[str, float]:
+    """The samples of one name."""
+    samples = (each for family in text_string_to_metric_families(page) for each in family.samples)
+    return {each.labels["member_id"]: each.value for each in samples if each.name == name}
 
 
 def cached_at(mesh: RunningMesh, instance_id: str) -> int:

@@ -203,7 +203,7 @@ async def test_a_peer_that_hangs_and_dies_ends_the_pull_and_nothing_else(sides: 
     dying = VllmEngine(SETTINGS)
     source = Side(dying, EngineDriver(dying, await dying.start(), 60.0))
     core = psutil.Process(dying._core._processes[0].pid)  # type: ignore[union-attr]
-    migration = await begin(source, target, 2000, LONG, after=5)
+    migration = await begin(source, target, 2000, 1000, after=5)
     await migration.offer()
     await source.driver.until(lambda: len(migration.progress.block_ids) >= 60)
     await migration.round()
