@@ -160,6 +160,10 @@ class FrontendMetrics:
         self.uncopied_responses = counter(
             "uncopied_responses", "Responses (/v1/responses) that no other frontend has a copy of, though there is one"
         )
+        self.background_responses = gauge("background_responses", "Responses that are made in the background")
+        self.taken_over_responses = counter(
+            "taken_over_responses", "Responses in the background that were gone on with after their frontend had left"
+        )
         self.parser_losses = counter("parser_losses", "Times that the process that reads other formats was lost")
         self.parser_replays = counter("parser_replays", "Answers read anew because their parser process was lost")
         self.waiting = gauge("waiting_requests", "New requests that wait for an instance")

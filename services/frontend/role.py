@@ -44,6 +44,7 @@ from services.frontend.requests.adapter_loader import AdapterLoader
 from services.frontend.requests.adapters import AdapterDirectory, serves_adapters
 from services.frontend.requests.admission import AdmissionGate, AdmissionQueue
 from services.frontend.requests.api_keys import KeyFile
+from services.frontend.requests.background import BackgroundResponses
 from services.frontend.requests.frontend_peers import FrontendPeers
 from services.frontend.requests.jwks import JwksKeys
 from services.frontend.requests.jwt_tokens import TokenRules, TokenVerifier
@@ -100,6 +101,7 @@ class FrontendRole:
         if self.service is not None:
             self.service.pool.validate()
             self.service.budgets.budgets.validate()
+            self.service.background.validate()
             for link in self.service.placement.links():
                 link.breaker.validate()
             for generation in self.service.running.values():
@@ -173,6 +175,8 @@ class FrontendRole:
             self.console.feed.close()  # its viewers go to another frontend: they are no requests to wait for
         if self._http is not None:
             await self._http.drain()
+        if self.service is not None:
+            await self.service.background.drained()
 
     async def stop(self) -> None:
         """End what still runs with an error that says why, and close every connection."""
@@ -189,6 +193,7 @@ class FrontendRole:
         if self.cascade is not None:
             await self.cascade.judging.stop()
         if self.service is not None:
+            await self.service.background.stop()
             await self.service.stop_recoveries()
             await self.service.pooler.stop()
             await self.service.media.stop()
@@ -261,6 +266,7 @@ class FrontendRole:
         parser_process = ParserProcess(self._launcher, runtime.transport, runtime.threads, metrics)
         rules = MediaRules(settings.max_media_bytes, settings.allowed_media_domains, settings.allowed_local_media_path)
         queue = AdmissionQueue(settings.max_running_requests, settings.max_queued_requests)
+        responses = SharedResponses(settings.max_stored_response_bytes, peers, metrics)
         return FrontendService(
             settings=settings,
             metrics=metrics,
@@ -305,7 +311,16 @@ class FrontendRole:
             key_limits=key_limits,
             shared_limits=SharedLimits(key_limits, context.incarnation_id, peers),
             budgets=StoredBudgets(budgets, context.store, runtime.clock.unix_s),
-            responses=SharedResponses(settings.max_stored_response_bytes, peers, metrics),
+            responses=responses,
+            background=BackgroundResponses(
+                responses,
+                peers,
+                (context.member_id, context.incarnation_id),
+                settings.max_stored_response_bytes,
+                settings.request_deadline_s,
+                clock,
+                metrics,
+            ),
             scales=scales,
             tracer=context.tracer,
             audit=context.audit,

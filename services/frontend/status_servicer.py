@@ -1,12 +1,13 @@
 """The frontend's gRPC service, for operators."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 
 from mesh.errors import PeerUnavailable
 from penstock.v1 import frontend_pb2, frontend_pb2_grpc
+from services.frontend.errors import ApiError
 from services.frontend.placement.scheduler_link import SchedulerLink
 from services.frontend.requests.service import FrontendService, RunningRequest
 from services.frontend.workers.link import WorkerLink
@@ -46,7 +47,7 @@ class FrontendServicer(frontend_pb2_grpc.FrontendServicer):
     ) -> frontend_pb2.KeepResponseResponse:
         """Keep another frontend's copy."""
         try:
-            self._service.responses.keep_copy(request.response)
+            self._service.background.keep_copy(request.response)
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no response: {error}")
         return frontend_pb2.KeepResponseResponse()
@@ -54,8 +55,11 @@ class FrontendServicer(frontend_pb2_grpc.FrontendServicer):
     async def FindResponse(
         self, request: frontend_pb2.FindResponseRequest, context: object
     ) -> frontend_pb2.FindResponseResponse:
-        """What is kept here."""
+        """What is kept here, or made."""
         found = self._service.responses.store.find(request.response_id, request.owner)
+        if found is None and request.with_running:
+            running = self._service.background.running(request.response_id, request.owner)
+            found = None if running is None else running.state()
         message = None if found is None else found.to_message(request.response_id)
         return frontend_pb2.FindResponseResponse(response=message)
 
@@ -63,8 +67,46 @@ class FrontendServicer(frontend_pb2_grpc.FrontendServicer):
         self, request: frontend_pb2.DropResponseRequest, context: object
     ) -> frontend_pb2.DropResponseResponse:
         """Forget it."""
-        was_there = self._service.responses.store.drop(request.response_id, request.owner)
+        was_there = self._service.background.drop_here(request.response_id, request.owner)
         return frontend_pb2.DropResponseResponse(was_there=was_there)
+
+    async def EntrustResponse(
+        self, request: frontend_pb2.EntrustResponseRequest, context: Any
+    ) -> frontend_pb2.EntrustResponseResponse:
+        """Go on with another frontend's response if that is lost."""
+        try:
+            if not self._service.background.take(request):
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too much is entrusted to this frontend")
+        except PeerUnavailable as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no response: {error}")
+        return frontend_pb2.EntrustResponseResponse()
+
+    async def FollowResponse(
+        self, request: frontend_pb2.FollowResponseRequest, context: Any
+    ) -> AsyncIterator[frontend_pb2.FollowResponseResponse]:
+        """Events of a response that is made here, or was."""
+        after = request.after if request.HasField("after") else None
+        try:
+            events = self._service.background.events_here(request.response_id, request.owner, after)
+        except ApiError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
+            return
+        if events is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"{request.response_id} is not here")
+            return
+        yield frontend_pb2.FollowResponseResponse()  # it is here: whoever asks need not wait for the first event
+        async for some in events:
+            yield frontend_pb2.FollowResponseResponse(events=some)
+
+    async def CancelResponse(
+        self, request: frontend_pb2.CancelResponseRequest, context: object
+    ) -> frontend_pb2.CancelResponseResponse:
+        """End a response that is made here."""
+        ended = await self._service.background.cancel_here(request.response_id, request.owner)
+        message = None if ended is None else ended.to_message(request.response_id)
+        return frontend_pb2.CancelResponseResponse(response=message)
 
     async def ShareUse(self, request: frontend_pb2.ShareUseRequest, context: Any) -> frontend_pb2.ShareUseResponse:
         """What another frontend has let in."""

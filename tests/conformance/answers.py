@@ -6,6 +6,7 @@ put one behind the other, and of everything else the last value holds.
 
 import base64
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from tests.conformance.case import METRICS, Case
 Json: TypeAlias = Any
 
 TIMEOUT_S = 60.0
+PAUSE_S = 0.1
+"""Between two looks at a response that is being made."""
 DONE = "[DONE]"
 FLOATS = {
     "float32": np.float32,
@@ -58,8 +61,28 @@ def ask(client: httpx.Client, case: Case) -> Answer:
     """The answer to a case, after the one that it goes on from. A server that does not answer has status 0."""
     path = case.path
     if case.after is not None:
-        before = ask(client, case.after)
-        path = path.replace("{id}", str(before.body.get("id")) if isinstance(before.body, dict) else "none")
+        path = path.replace("{id}", _id_of(ask(client, case.after).body))
+    answer = _asked(client, case, path)
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while case.until_ended and _is_unfinished(answer.body) and time.monotonic() < deadline_s:
+        time.sleep(PAUSE_S)
+        answer = _asked(client, case, path)
+    return answer
+
+
+def _id_of(body: Json) -> str:
+    """Of an answer, or of the response that a stream begins with."""
+    if not isinstance(body, dict):
+        return "none"
+    created = body.get("events", {}).get("response.created", {}).get("all", {}).get("response", body)
+    return str(created.get("id"))
+
+
+def _is_unfinished(body: Json) -> bool:
+    return isinstance(body, dict) and body.get("status") in ("queued", "in_progress")
+
+
+def _asked(client: httpx.Client, case: Case, path: str) -> Answer:
     try:
         answered = client.request(
             case.method,

@@ -19,6 +19,8 @@ class Case:
     method: str = "POST"
     after: Self | None = None
     """Asked before; `{id}` in the path stands for the `id` of its answer."""
+    until_ended: bool = False
+    """Asked again and again until the response that it is about has ended."""
     headers: Mapping[str, str] = field(default_factory=dict)
     raw: bytes | None = None
     """Sent in place of `body`, for what is no JSON."""

@@ -41,6 +41,14 @@ ITEMS = [
     *ADD,
 ]
 
+
+def events_of(which: str, behind: str) -> Case:
+    """Of a response that was streamed, read again."""
+    streamed = response("background, streamed", background=True, stream=True)
+    path = f"/v1/responses/{{id}}?stream=true{behind}"
+    return Case(f"responses: background, events {which}", path, method="GET", after=streamed)
+
+
 RESPONSES_CASES = [
     response("plain"),
     response("plain, streamed", stream=True),
@@ -125,6 +133,23 @@ RESPONSES_CASES = [
     response("enable_response_messages", enable_response_messages=True),
     response("store false", store=False),
     response("background", background=True),
+    response("background, streamed", background=True, stream=True),
+    response("background, of an unknown model", background=True, model="nobody"),
+    response("background, too long", background=True, input="a " * 5000),
+    Case(
+        "responses: background, at its end",
+        "/v1/responses/{id}",
+        method="GET",
+        after=response("background", background=True),
+        until_ended=True,
+    ),
+    Case(
+        "responses: background, cancelled",
+        "/v1/responses/{id}/cancel",
+        after=response("background", background=True, max_output_tokens=2000, ignore_eos=True),
+    ),
+    events_of("again", ""),
+    events_of("behind the third", "&starting_after=2"),
     response("background without store", background=True, store=False),
     response("previous unknown", previous_response_id="resp_nobody"),
     response("previous wrong", previous_response_id="nobody"),

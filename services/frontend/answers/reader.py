@@ -1,6 +1,6 @@
 """All choices of one generation as the client is to see them, step by step."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import Histogram
 
@@ -26,15 +26,18 @@ class AnswerReader:
         on_covered: Callable[[ChoicePiece], None] = lambda _: None,
         *,
         is_resumed: bool = False,
+        token_by_token: bool = False,
     ) -> None:
         """`ttft` gets the time from the generation's start, `inter_token` that between two chunks of a choice.
         `covered`: what the client has already of a stream that it resumes; all tokens come nevertheless, because text
-        is made from the first one on. `on_covered` is called with what the client has of it."""
+        is made from the first one on. `on_covered` is called with what the client has of it. `token_by_token`: what
+        becomes visible is cut by tokens alone, however many came at once."""
         self._generation = generation
         self._texts = texts
         self._unfinished = len(texts)
         self._clock = clock
         self._is_resumed = is_resumed
+        self._token_by_token = token_by_token
         self._covered = covered
         self._on_covered = on_covered
         self.first_s: float | None = None
@@ -77,7 +80,9 @@ class AnswerReader:
 
     def read(self) -> list[ChoicePiece]:
         """What has become visible; may be empty. Raises ApiError if the generation failed."""
-        pieces = self._generation.mailbox.take()
+        pieces: Iterable[Piece] = self._generation.mailbox.take()
+        if self._token_by_token:
+            pieces = [single for piece in pieces for single in _by_token(piece)]
         now_s = self._clock()
         shown: list[ChoicePiece] = []
         for piece in pieces:
@@ -150,3 +155,20 @@ class AnswerReader:
             self._ttft.observe(now_s - self._generation.started_s)
         if piece.cached_tokens is not None:
             self._cached_tokens[piece.index] = piece.cached_tokens
+
+
+def _by_token(piece: Piece) -> Iterator[Piece]:
+    """The same in pieces of one token, what belongs to its beginning in the first and its end in the last."""
+    last = len(piece.token_ids) - 1
+    if last <= 0:
+        yield piece
+        return
+    for place, token_id in enumerate(piece.token_ids):
+        yield Piece(
+            piece.index,
+            [token_id],
+            piece.logprobs[place : place + 1],
+            piece.finish_reason if place == last else 0,
+            piece.cached_tokens if place == 0 else None,
+            piece.prompt_logprobs if place == 0 else (),
+        )

@@ -17,10 +17,15 @@ class ResponsesTranslator:
     """A `Translator` of one answer."""
 
     def __init__(
-        self, response_id: str, facts: dict[str, Any], keep: Keep, max_tokens: Callable[[], int | None]
+        self,
+        response_id: str,
+        facts: dict[str, Any],
+        keep: Keep,
+        max_tokens: Callable[[], int | None],
+        model: str = "",
     ) -> None:
         """`facts`: what the response says of its request, such as `instructions`. `max_tokens`: of the longest answer,
-        asked once the answer has begun."""
+        asked once the answer has begun. `model`: its name, as long as the answer does not say it."""
         self._max_tokens = max_tokens
         self._id = response_id
         self._facts = facts
@@ -32,7 +37,10 @@ class ResponsesTranslator:
         self._calls = -1
         self._finish = "stop"
         self._usage: dict[str, Any] | None = None
-        self._model = ""
+        self._model = model
+        self._has_begun = False
+        self.error: dict[str, Any] | None = None
+        """Why there is no answer, or not all of it."""
         self._raw: tuple[list[dict[str, Any]] | None, list[dict[str, Any]] | None] = (None, None)
         """Prompt and answer as text and as tokens, where they are told."""
 
@@ -59,7 +67,7 @@ class ResponsesTranslator:
         return self._finished()
 
     def event(self, chunk: dict[str, Any]) -> bytes:
-        body = b"" if self._model else self._begin(chunk["model"])
+        body = b"" if self._has_begun else self._begin(chunk["model"])
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk["choices"]:
             delta = choice["delta"]
@@ -79,13 +87,25 @@ class ResponsesTranslator:
         return closed + self._event(kind.decode(), {"response": msgspec.Raw(response)})
 
     def failed(self, error: dict[str, Any], *, streamed: bool) -> bytes:
+        self.error = error
         if not streamed:
             return encode({"error": error})
-        told = {"code": "server_error", "message": error["message"]}
-        return self._event("response.failed", {"response": {**self._response("failed"), "error": told}})
+        return self._event("response.failed", {"response": self._failed()})
+
+    def queued(self) -> bytes:
+        """The response before there is anything of it."""
+        return encode(self._response("queued"))
+
+    def given_up(self) -> bytes:
+        """The response that has `failed`."""
+        return encode(self._failed())
+
+    def _failed(self) -> dict[str, Any]:
+        assert self.error is not None, "it says why"
+        return {**self._response("failed"), "error": {"code": "server_error", "message": self.error["message"]}}
 
     def _begin(self, model: str) -> bytes:
-        self._model = model
+        self._model, self._has_begun = model, True
         response = self._response(_UNFINISHED)
         created = self._event("response.created", {"response": response})
         return created + self._event("response.in_progress", {"response": response})

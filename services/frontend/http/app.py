@@ -24,8 +24,9 @@ from services.frontend.http.routes_console import Console, console_routes
 from services.frontend.http.routes_generate import generation_routes
 from services.frontend.http.routes_info import info_routes, metrics_routes
 from services.frontend.http.routes_lora import lora_routes
-from services.frontend.http.routes_other_apis import other_api_routes
+from services.frontend.http.routes_messages import messages_routes
 from services.frontend.http.routes_pooling import pooling_routes
+from services.frontend.http.routes_responses import responses_routes
 from services.frontend.http.routes_text import text_routes
 from services.frontend.requests.adapter_loader import AdapterLoader
 from services.frontend.settings import FrontendSettings
@@ -55,7 +56,8 @@ def create_app(service: CascadeService, loader: AdapterLoader, console: Console 
         openapi_url="/openapi.json" if settings.docs else None,
     )
     app.include_router(generation_routes(service))
-    app.include_router(other_api_routes(service))
+    app.include_router(responses_routes(service))
+    app.include_router(messages_routes(service))
     app.include_router(pooling_routes(service.frontend))
     app.include_router(text_routes(service.frontend))
     app.include_router(batch_routes(service))

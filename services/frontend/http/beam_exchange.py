@@ -40,7 +40,7 @@ class BeamExchange(ModelExchange):
         check_beams(self._request)
         service = self._service
         request = msgspec.structs.replace(self._request, **dict.fromkeys(lost_to_beams(self._request)))
-        plan = await plan_request(request, self._request_id, self._model, service.settings.max_choices, service.threads)
+        plan = await plan_request(request, self.request_id, self._model, service.settings.max_choices, service.threads)
         client, found, cached_tokens = self._client(scope), list[Beam](), 0
         for number in range(len(plan.prompts)):
             beams, cached = await self._search(sender, plan, number, client)

@@ -43,11 +43,12 @@ class CascadeExchange(Exchange):
         self._created_unix_s = int(service.frontend.unix_time())
 
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
+        self.on_planned()  # what a prompt is depends on the tier
         executor = CascadeExecutor(
             self._cascade_service,
             self._record,
             self._request,
-            self._request_id,
+            self.request_id,
             self._arrived_s,
             self._terms,
             self._client(scope),
@@ -116,7 +117,7 @@ class CascadeExchange(Exchange):
 
     def _form(self, plan: GenerationPlan, facts: CascadeFacts | msgspec.UnsetType) -> AnswerFormat:
         header = AnswerHeader(
-            request_id=self._request_id,
+            request_id=self.request_id,
             created_unix_s=self._created_unix_s,
             model=self._record.name,
             text=plan.model.text,

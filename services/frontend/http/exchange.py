@@ -71,7 +71,8 @@ class Exchange(Response, ABC):
         self.background = None
         self._service = service
         self._request = request
-        self._request_id = request_id
+        self.request_id = request_id
+        """By which the mesh knows it."""
         self.told_id = request_id
         """The `x-request-id` of the answer: the client's own, if it gave one."""
         self.without_effect: Sequence[str] = ()
@@ -91,6 +92,10 @@ class Exchange(Response, ABC):
         """The events of a stream are to have ids, by which it can be resumed."""
         self.may_return = False
         """The client has said that it comes back for the rest if its connection ends."""
+        self.on_planned: Callable[[], None] = lambda: None
+        """Called once the request is admitted and its prompts are known to fit."""
+        self.token_by_token = False
+        """Its text is cut into chunks by tokens alone, and so in the same places whenever it is written anew."""
         self.sampling_defaults: Mapping[str, Any] = {}
         """Of the model, for requests that leave them out."""
         self.max_tokens: int | None = None
@@ -124,13 +129,13 @@ class Exchange(Response, ABC):
         """The status that the answer ended with."""
         sender = AnswerSender(send)
         sender.headers[REQUEST_ID_HEADER] = self.told_id
-        sender.headers[MESH_ID_HEADER] = self._request_id
+        sender.headers[MESH_ID_HEADER] = self.request_id
         sender.headers |= without_effect_header(self.without_effect)
         if self.load_format:
             sender.late_headers = self._load_header
         service = self._service
         with service.tracer.span(self._endpoint(scope), self.traceparent, start_s=self._arrived_s) as span:
-            span.set(request_id=self._request_id, model=self._model_name)
+            span.set(request_id=self.request_id, model=self._model_name)
             self.traceparent = span.traceparent
             failure = await self._answered(sender, scope)
             span.set(status=200 if failure is None else failure.status)
@@ -160,12 +165,17 @@ class Exchange(Response, ABC):
             return error
         # The last line of defence: a bug must cost one request, say so in the log and tell the client.
         except Exception:
-            log.exception("a request failed by a bug", extra={"request_id": self._request_id})
+            log.exception("a request failed by a bug", extra={"request_id": self.request_id})
             return internal_error()
 
     @abstractmethod
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
         """Answer the admitted request. Raises ApiError."""
+
+    @property
+    def model(self) -> str:
+        """The name that was asked for, or that of the only model."""
+        return self._request.model
 
     @property
     def _models(self) -> Sequence[str]:
@@ -211,7 +221,7 @@ class Exchange(Response, ABC):
         service.metrics.requests.labels(self._model_name, endpoint, str(status)).inc()
         now_s = service.clock()
         service.metrics.of(self._model_name).e2e.observe(now_s - self._arrived_s)
-        asked = Asked(self._request_id, self._model_name, endpoint, self._owner, self._arrived_s)
+        asked = Asked(self.request_id, self._model_name, endpoint, self._owner, self._arrived_s)
         service.used(asked, self._progress, status)
         service.ended.add(asked, self._progress, status, now_s, service.unix_time())
 
@@ -251,6 +261,7 @@ class ModelExchange(Exchange):
         metrics.asked_choices.observe(plan.n)
         metrics.asked_max_tokens.observe(self.max_tokens)
         plan = replace(plan, ticket=encode_ticket(self._request, plan, self._key, self._created_unix_s))
+        self.on_planned()
         try:
             async with generating(service, plan, self._arrived_s, self._client(scope)) as run:
                 await self._answer(sender, run.generation)
@@ -262,7 +273,7 @@ class ModelExchange(Exchange):
     async def _planned(self, request: GenerationRequest, media: MediaLoader) -> GenerationPlan:
         service = self._service
         return await plan_request(
-            request, self._request_id, self._model, service.settings.max_choices, service.threads, media
+            request, self.request_id, self._model, service.settings.max_choices, service.threads, media
         )
 
     async def _answer(
@@ -292,6 +303,7 @@ class ModelExchange(Exchange):
             covered,
             on_covered,
             is_resumed=is_resumed,
+            token_by_token=self.token_by_token,
         )
         source: PieceSource = reader
         if generation.plan.read_by is not None:

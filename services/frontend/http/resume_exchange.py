@@ -70,7 +70,7 @@ class ResumeExchange(ModelExchange):
         ticket, choices = self._ticket, self._adoption.choices
         requests = [choices[number * ticket.n].message.request for number in range(len(ticket.echoes))]
         return GenerationPlan(
-            self._request_id,
+            self.request_id,
             self._model,
             tuple(
                 Prompt(list(request.prompt_token_ids), request.sampling, echo)

@@ -2,6 +2,7 @@
 adds to OpenAI's endpoints."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -57,12 +58,12 @@ def batch_routes(service: CascadeService) -> APIRouter:
     )
     async def create_batch(request: Request) -> Response:
         """Answer several conversations at once, each by a choice of its own."""
-        authorization = request.headers.get("authorization")
-        await frontend.authenticate(authorization)
+        asked_by = partial(frontend.authenticate, request.headers.get("authorization"))
+        await asked_by()
         bodies, ignored = _bodies(await timely_body(frontend, request), frontend.settings.max_choices)
         try:
             exchange = await accept_body(
-                service, request, bodies[0], ChatCompletionRequest, "chatcmpl", authorization, ignored
+                service, request, bodies[0], ChatCompletionRequest, "chatcmpl", asked_by, ignored
             )
         except ApiError as error:
             raise _located(error, 0) from error
@@ -74,17 +75,17 @@ def batch_routes(service: CascadeService) -> APIRouter:
     @router.post("/invocations", tags=["generation"], **object_docs("What the body asks for", 400, 401, 404))
     async def invoke(request: Request) -> Response:
         """Answer a body of a chat, a completion, or whatever the model does: SageMaker's one path for all."""
-        authorization = request.headers.get("authorization")
-        key = await frontend.authenticate(authorization)
+        asked_by = partial(frontend.authenticate, request.headers.get("authorization"))
+        key = await asked_by()
         body = await timely_body(frontend, request)
         inputs = decode_body(body, _Inputs)
         name = inputs.model or frontend.catalogue.only()
         if service.cascades.records.get(name) is None and GENERATE not in (await frontend.model(name, key)).tasks:
             return await _pooled(frontend, request, body, inputs, name)
         if inputs.has("messages"):
-            return await accept_body(service, request, body, ChatCompletionRequest, "chatcmpl", authorization)
+            return await accept_body(service, request, body, ChatCompletionRequest, "chatcmpl", asked_by)
         if inputs.has("prompt"):
-            return await accept_body(service, request, body, CompletionRequest, "cmpl", authorization)
+            return await accept_body(service, request, body, CompletionRequest, "cmpl", asked_by)
         raise bad_request("The body must hold `messages` or `prompt`.")
 
     return router

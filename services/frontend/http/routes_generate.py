@@ -1,6 +1,7 @@
 """POST /v1/chat/completions, /v1/completions, and the route by which a lost stream is resumed."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter
@@ -68,7 +69,8 @@ def generation_routes(service: CascadeService) -> APIRouter:
 
 
 async def _accept(service: CascadeService, http: Request, kind: type[Kind], id_prefix: str) -> Response:
-    return await accept_body(service, http, None, kind, id_prefix, http.headers.get("authorization"))
+    asked_by = partial(service.frontend.authenticate, http.headers.get("authorization"))
+    return await accept_body(service, http, None, kind, id_prefix, asked_by)
 
 
 async def accept_body(
@@ -77,11 +79,11 @@ async def accept_body(
     body: bytes | None,
     kind: type[Kind],
     id_prefix: str,
-    authorization: str | None,
+    asked_by: Callable[[], Awaitable[ApiKey | None]],
     ignored: Sequence[str] = (),
 ) -> Exchange:
-    """Everything that can be refused without waiting. `body`: None if it has not been read yet. `ignored`: parameters
-    without effect that are none of its. Raises ApiError."""
+    """Everything that can be refused without waiting. `body`: None if it has not been read yet. `asked_by`: finds the
+    caller's key. `ignored`: parameters without effect that are none of its. Raises ApiError."""
     frontend = service.frontend
     arrived_s = frontend.clock()
     given = http.headers.get(REQUEST_ID_HEADER)
@@ -90,7 +92,7 @@ async def accept_body(
     unknown: list[str]
     try:
         request_id = new_request_id(id_prefix, given, frontend.entropy)
-        key = await frontend.authenticate(authorization)
+        key = await asked_by()
         request, unknown = decode_leniently(await timely_body(frontend, http) if body is None else body, kind)
         if given is None and request.request_id is not None:
             request_id = new_request_id(id_prefix, request.request_id, frontend.entropy, "request_id")

@@ -6,13 +6,19 @@ through the mesh.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from services.frontend.answers.sse import encode
+from services.frontend.cascade.service import CascadeService
 from services.frontend.http.exchange import Exchange
+from services.frontend.http.routes_generate import accept_body
+from services.frontend.requests.schema import ChatCompletionRequest
 
 _EVENT_END: Final = b"\n\n"
 _DATA: Final = b"data: "
@@ -94,6 +100,21 @@ class TranslatedExchange(Response):
                     yield self._translator.failed(content["error"], streamed=True)
                 else:
                     yield self._translator.event(content)
+
+
+async def accept_chat(
+    service: CascadeService, request: Request, chat: dict[str, Any], id_prefix: str, ignored: list[str]
+) -> Exchange:
+    """The exchange of a chat completion that came in other words. `ignored`: parameters that have no effect. Raises
+    ApiError, which names the parameters of the chat completion where those have no other name."""
+    asked_by = partial(service.frontend.authenticate, authorization_of(request))
+    return await accept_body(service, request, encode(chat), ChatCompletionRequest, id_prefix, asked_by, ignored)
+
+
+def authorization_of(request: Request) -> str | None:
+    """Anthropic's clients have a header of their own."""
+    key = request.headers.get("x-api-key")
+    return request.headers.get("authorization") or (f"Bearer {key}" if key else None)
 
 
 def _is_event_stream(start: Message) -> bool:

@@ -142,6 +142,10 @@ class KeyRing:
             raise ConfigurationError(f"{path}: two keys have one name; limits are counted by name")
         return cls(keys)
 
+    def named(self, name: str) -> ApiKey | None:
+        """The key of that name, or None."""
+        return next((key for key in self._by_start.values() if key.name == name), None)
+
     def find(self, presented: str) -> ApiKey | None:
         """The key, or None. Found by the start of its hash, which says nothing about the key itself, then compared
         in constant time."""

@@ -16,8 +16,8 @@ class FrontendPeers:
     """Those that the directory knows, without this one."""
 
     def __init__(self, own_id: str, transport: Transport) -> None:
-        self.on_joined: Callable[[Member], None] = lambda member: None
-        self.on_left: Callable[[Member], None] = lambda member: None
+        self.on_joined: list[Callable[[Member], None]] = []
+        self.on_left: list[Callable[[Member], None]] = []
         """Another incarnation of a frontend is another frontend."""
         self._own_id = own_id
         self._members: dict[str, Member] = {}
@@ -39,7 +39,8 @@ class FrontendPeers:
             self._forget(member.member_id)
         self._members[member.member_id] = member
         if not is_known:
-            self.on_joined(member)
+            for follower in self.on_joined:
+                follower(member)
 
     def members(self) -> list[Member]:
         """In the order in which they came."""
@@ -55,5 +56,6 @@ class FrontendPeers:
 
     def _forget(self, member_id: str) -> None:
         member = self._members.pop(member_id)
-        self.on_left(member)
         self._channels.close(member)
+        for follower in self.on_left:
+            follower(member)

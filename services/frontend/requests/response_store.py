@@ -20,11 +20,18 @@ class StoredResponse:
     owner: str
     """Name of the API key; only its bearer sees the response."""
     size_bytes: int
+    events: bytes = b""
+    """Those that it was streamed as, where it was made in the background: for whoever reads them again."""
+    is_running: bool = False
+    """It is still being made, at the frontend that said so: this is its state of then."""
 
     @classmethod
-    def of(cls, response: bytes, messages: tuple[dict[str, Any], ...], owner: str) -> "StoredResponse":
+    def of(
+        cls, response: bytes, messages: tuple[dict[str, Any], ...], owner: str, events: bytes = b""
+    ) -> "StoredResponse":
         """With the size that it has."""
-        return cls(response, messages, owner, len(response) + len(msgspec.json.encode(messages)))
+        size_bytes = len(response) + len(msgspec.json.encode(messages)) + len(events)
+        return cls(response, messages, owner, size_bytes, events)
 
     @classmethod
     def from_message(cls, message: frontend_pb2.StoredResponse) -> "StoredResponse":
@@ -33,14 +40,19 @@ class StoredResponse:
             messages = msgspec.json.decode(message.messages, type=list[dict[str, Any]])
         except msgspec.MsgspecError as error:
             raise ValueError(f"its messages cannot be read: {error}") from error
-        size_bytes = len(message.response) + len(message.messages)
-        return cls(message.response, tuple(messages), message.owner, size_bytes)
+        size_bytes = len(message.response) + len(message.messages) + len(message.events)
+        return cls(message.response, tuple(messages), message.owner, size_bytes, message.events, message.is_running)
 
     def to_message(self, response_id: str) -> frontend_pb2.StoredResponse:
         """For another frontend."""
         messages = msgspec.json.encode(self.messages)
         return frontend_pb2.StoredResponse(
-            response_id=response_id, owner=self.owner, response=self.response, messages=messages
+            response_id=response_id,
+            owner=self.owner,
+            response=self.response,
+            messages=messages,
+            is_running=self.is_running,
+            events=self.events,
         )
 
 

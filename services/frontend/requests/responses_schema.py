@@ -59,7 +59,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     """Lower is served first."""
     truncation: Literal["auto", "disabled"] | None = None
     """`auto`: of a conversation that is too long, the beginning is left out."""
-    background: Literal[False] | None = None
+    background: bool | None = None
+    """Answer at once, and make it while nobody waits; it needs `store`."""
     include: list[Included] | None = None
     """`message.output_text.logprobs`; the others are without effect."""
     top_logprobs: int | None = None
@@ -160,7 +161,8 @@ def chat_body(request: ResponsesRequest, messages: list[dict[str, Any]]) -> dict
         given |= {"return_token_ids": True, "return_prompt_text": True}
     body: dict[str, Any] = {"messages": [*instructions, *messages]}
     body |= {name: value for name, value in given.items() if value is not None}
-    if request.stream:
+    # In the background a stream is read all the same where it can be: only streams go on at another frontend.
+    if request.stream or (request.background and not request.enable_response_messages):
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return body
 

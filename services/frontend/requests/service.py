@@ -32,6 +32,7 @@ from services.frontend.placement.pooler import Pooler
 from services.frontend.placement.waiting_room import WaitingRoom
 from services.frontend.requests.admission import AdmissionGate
 from services.frontend.requests.api_keys import ApiKey, KeyFile, KeyRing
+from services.frontend.requests.background import BackgroundResponses
 from services.frontend.requests.ended import Asked, EndedLog, Progress
 from services.frontend.requests.jwt_tokens import TokenVerifier, looks_like_a_token
 from services.frontend.requests.key_budgets import budgets_of
@@ -110,6 +111,7 @@ class FrontendService:
     shared_limits: SharedLimits
     budgets: StoredBudgets
     responses: SharedResponses
+    background: BackgroundResponses
     scales: Mapping[str, ScaleRecord]
     """How many replicas the autoscaler wants, by model: one without any exists all the same."""
     tracer: Tracer = NO_TRACES
@@ -138,6 +140,11 @@ class FrontendService:
         if key.has_expired(self.unix_time()):
             raise expired_api_key(str(key.expires))
         return key
+
+    def key_named(self, name: str) -> ApiKey | None:
+        """The key of that name, of whose bearer another frontend has let a request in; None where it has none."""
+        known = None if self.keys is None else self.keys.named(name)
+        return known or (ApiKey(name, b"") if name else None)
 
     async def model(self, name: str, key: ApiKey | None = None) -> ServedModel:
         """The model that a request names, or the only one. As long as no worker has come to this frontend, or none of a

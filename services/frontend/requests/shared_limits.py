@@ -35,8 +35,8 @@ class SharedLimits:
         self.limits = limits
         self._own_incarnation_id = own_incarnation_id
         self._peers = peers
-        peers.on_joined = lambda member: limits.frontend_joined(member.incarnation_id)
-        peers.on_left = lambda member: limits.frontend_left(member.incarnation_id)
+        peers.on_joined.append(lambda member: limits.frontend_joined(member.incarnation_id))
+        peers.on_left.append(lambda member: limits.frontend_left(member.incarnation_id))
         self._telling: set[str] = set()
         """Incarnations that have not answered yet: one call to each at a time."""
         self._silent: set[str] = set()

@@ -10,7 +10,7 @@ whom to ask and be lost with it.
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import grpc
 from xxhash import xxh3_64_intdigest
@@ -29,6 +29,14 @@ MAX_COPYING: Final = 256
 """Copies under way; beyond it a response has none."""
 
 
+class Located(NamedTuple):
+    """A response, and who has it."""
+
+    response: StoredResponse
+    peer: Member | None
+    """None: this frontend."""
+
+
 class SharedResponses:
     """This frontend's own and copies of others', within one bound."""
 
@@ -39,10 +47,10 @@ class SharedResponses:
         self._metrics = metrics
         self._tasks = TaskSet("responses")
 
-    def keep(self, response_id: str, response: StoredResponse) -> None:
-        """One that was given here; a copy of it goes to another frontend."""
+    def keep(self, response_id: str, response: StoredResponse, *, first: Member | None = None) -> None:
+        """One that was given here; a copy of it goes to another frontend, to `first` if that is still there."""
         self.store.keep(response_id, response)
-        peers = self._peers(response_id)
+        peers = sorted(self.peers(response_id), key=lambda peer: peer != first)
         if not peers or response.size_bytes > self._max_bytes:
             return
         if len(self._tasks) >= MAX_COPYING:
@@ -55,26 +63,37 @@ class SharedResponses:
         self.store.keep(message.response_id, StoredResponse.from_message(message))
 
     async def find(self, response_id: str, owner: str) -> StoredResponse | None:
-        """Here or at another frontend. Raises ApiError (503) where nobody has it and not all could be asked."""
+        """See `locate`."""
+        found = await self.locate(response_id, owner)
+        return None if found is None else found.response
+
+    async def locate(self, response_id: str, owner: str) -> Located | None:
+        """Here or at another frontend, which may still be making it. Raises ApiError (503) where nobody has it and not
+        all could be asked."""
         found = self.store.find(response_id, owner)
-        peers = self._peers(response_id)
-        if found is not None or not peers:
-            return found
-        request = frontend_pb2.FindResponseRequest(response_id=response_id, owner=owner)
+        if found is not None:
+            return Located(found, None)
+        peers = self.peers(response_id)
+        request = frontend_pb2.FindResponseRequest(response_id=response_id, owner=owner, with_running=True)
         asked = [self._frontends.stub(peer).FindResponse(request, timeout=PEER_DEADLINE_S) for peer in peers]
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, frontend_pb2.FindResponseResponse) and answer.HasField("response"):
-                response = StoredResponse.from_message(answer.response)
-                self.store.keep(response_id, response)
-                return response
-        self._check(answers, peers)
-        return None
+        having = [
+            Located(StoredResponse.from_message(answer.response), peer)
+            for peer, answer in zip(peers, answers, strict=True)
+            if isinstance(answer, frontend_pb2.FindResponseResponse) and answer.HasField("response")
+        ]
+        for each in having:
+            if not each.response.is_running:
+                self.store.keep(response_id, each.response)
+                return each
+        if not having:
+            self._check(answers, peers)
+        return having[0] if having else None
 
     async def drop(self, response_id: str, owner: str) -> bool:
         """Everywhere; whether there was one of this owner's. Raises ApiError (503) where not all could be asked."""
         was_here = self.store.drop(response_id, owner)
-        peers = self._peers(response_id)
+        peers = self.peers(response_id)
         request = frontend_pb2.DropResponseRequest(response_id=response_id, owner=owner)
         asked = [self._frontends.stub(peer).DropResponse(request, timeout=PEER_DEADLINE_S) for peer in peers]
         answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -107,7 +126,7 @@ class SharedResponses:
             log.warning("frontends could not be asked for a response", extra={"frontends": silent})
             raise unavailable(f"The frontends {', '.join(silent)} could not be asked for the response; try again.")
 
-    def _peers(self, response_id: str) -> list[Member]:
+    def peers(self, response_id: str) -> list[Member]:
         """In an order of each response's own, so that copies are spread evenly and whoever looks for one finds it soon
         (rendezvous hashing)."""
         members = self._frontends.members()

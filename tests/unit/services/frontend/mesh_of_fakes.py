@@ -104,7 +104,11 @@ async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 @asynccontextmanager
 async def mesh_of_fakes(
-    model_path: Path, script: Script | None = None, launcher: Launcher | None = None, **settings: Any
+    model_path: Path,
+    script: Script | None = None,
+    launcher: Launcher | None = None,
+    member_id: str = "frontend-0",
+    **settings: Any,
 ) -> AsyncIterator[MeshOfFakes]:
     """A running frontend with, given a script, one worker."""
     directory, registry, server = FakeDirectory(), CollectorRegistry(), RpcServer(GrpcTransport())
@@ -113,7 +117,7 @@ async def mesh_of_fakes(
     await scheduler.start()
     directory.join(scheduler.member)
     role = FrontendRole(FrontendSettings(http_port=0, **settings), launcher=launcher)
-    attributes = await role.start(context_of(directory, registry, server, store))
+    attributes = await role.start(replace(context_of(directory, registry, server, store), member_id=member_id))
     await server.start()
     assert role.service is not None
     mesh = MeshOfFakes(

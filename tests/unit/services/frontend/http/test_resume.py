@@ -55,7 +55,7 @@ async def pair(
         path = str(ROOT / "demo" / "models" / MODEL)
         facts = {"model": MODEL, "model_path": path, "block_tokens": "16", "max_model_len_tokens": "4096"}
         facts |= attributes
-        member = Member("worker", "worker-0", await _incarnation(worker.address), worker.address, "", facts)
+        member = Member("worker", "worker-0", await incarnation_of(worker.address), worker.address, "", facts)
         clients = []
         for name in ("frontend-0", "frontend-1"):
             url = await stack.enter_async_context(frontend_between([member], name, make_launcher(), **settings))
@@ -63,7 +63,7 @@ async def pair(
         yield Pair(*clients)
 
 
-async def _incarnation(address: str) -> str:
+async def incarnation_of(address: str) -> str:
     from mesh.rpc.client import open_channel
     from mesh.runtime import GrpcTransport
     from penstock.v1 import worker_pb2, worker_pb2_grpc

@@ -1,0 +1,212 @@
+"""A response that is made in the background: its exchange, with nobody at the other end of the line."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Scope
+
+from services.frontend.answers.responses import ResponsesTranslator
+from services.frontend.answers.sse import encode
+from services.frontend.cascade.service import CascadeService
+from services.frontend.errors import ADOPTED, STOPPED, ApiError
+from services.frontend.http.exchange import Exchange, without_effect_header
+from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER
+from services.frontend.http.resume_exchange import ResumeExchange
+from services.frontend.http.routes_generate import accept_body
+from services.frontend.http.server import TRANSPORT
+from services.frontend.http.translated_exchange import TranslatedExchange
+from services.frontend.requests.adoption import Adoption
+from services.frontend.requests.api_keys import ApiKey
+from services.frontend.requests.response_store import StoredResponse
+from services.frontend.requests.running_response import BackgroundWork, Ended, ResponseStatus, RunningResponse
+from services.frontend.requests.schema import ChatCompletionRequest
+from services.frontend.requests.service import FrontendService
+
+log = logging.getLogger(__name__)
+
+RESPONSES_PATH: Final = "/v1/responses"
+ID_PREFIX: Final = "resp"
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+PLANNED_WITHIN_S: Final = 1.0
+"""A request that cannot be served is refused if that shows so soon; later its response fails."""
+
+
+async def in_background(
+    frontend: FrontendService,
+    exchange: Exchange,
+    facts: dict[str, Any],
+    response_id: str,
+    owner: str,
+    messages: tuple[dict[str, Any], ...],
+    chat: dict[str, Any],
+    *,
+    is_streamed: bool,
+) -> Response:
+    """Have a response made, and answer with what it is so far, or with its events as they come. `messages`: the
+    conversation up to it; `chat`: body of the `exchange`."""
+    responses = frontend.background
+    made = BackgroundExchange(exchange, facts, response_id)
+
+    def queued() -> StoredResponse:
+        return StoredResponse.of(made.translator.queued(), messages, owner)
+
+    running = responses.begin(BackgroundWork(response_id, queued(), exchange.request_id, encode(chat), is_streamed))
+    making = responses.make(running, made.make(running))
+    await made.planned(making)
+    if made.refusal is not None:
+        responses.forget(running)
+        return made.refusal
+    made.is_promised = True
+    running.work = replace(running.work, queued=queued())  # which knows the bound of its tokens now
+    if not making.done():
+        await responses.entrust(running)
+    headers = {REQUEST_ID_HEADER: exchange.told_id, MESH_ID_HEADER: exchange.request_id}
+    headers |= without_effect_header(exchange.without_effect)
+    if is_streamed:
+        return event_stream(running.follow(None), headers)
+    return Response(running.work.queued.response, media_type="application/json", headers=headers)
+
+
+def event_stream(events: AsyncIterator[bytes], headers: Mapping[str, str] = NO_HEADERS) -> Response:
+    """Events as they come."""
+    return StreamingResponse(events, media_type="text/event-stream", headers={**headers, "cache-control": "no-cache"})
+
+
+class _NoConnection:
+    def abort(self) -> None:
+        """Nobody reads, and so nobody reads too slowly."""
+
+
+class BackgroundExchange:
+    """Makes one response, and keeps it as it comes in a `RunningResponse`."""
+
+    def __init__(self, exchange: Exchange, facts: dict[str, Any], response_id: str) -> None:
+        """`facts`: see `ResponsesTranslator`."""
+        self._exchange = exchange
+        self._running: RunningResponse | None = None
+        given_max_tokens = facts.get("max_output_tokens")
+        self.translator = ResponsesTranslator(
+            response_id, facts, self._keep, lambda: given_max_tokens or exchange.max_tokens, exchange.model
+        )
+        self.is_promised = False
+        """The client knows of it."""
+        self.refusal: Response | None = None
+        """What the client gets in place of a promise."""
+        self._ended: Ended | None = None
+        self._status = 0
+        self._headers: dict[str, str] = {}
+        self._planned = asyncio.Event()
+        exchange.on_planned = self._on_planned
+        exchange.token_by_token = True
+
+    async def planned(self, making: asyncio.Future[Ended | None]) -> None:
+        """Return once it is known whether the request can be served, or that takes too long."""
+        planned = asyncio.ensure_future(self._planned.wait())
+        try:
+            either: set[asyncio.Future[Any]] = {planned, making}
+            await asyncio.wait(either, timeout=PLANNED_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            planned.cancel()
+
+    async def make(self, running: RunningResponse) -> Ended | None:
+        """How it has ended; None where it was refused, or another frontend has it now."""
+        self._running = running
+        scope: Scope = {"type": "http", "method": "POST", "path": RESPONSES_PATH, TRANSPORT: _NoConnection()}
+        await TranslatedExchange(self._exchange, self.translator)(scope, _never, self._take)
+        error = self.translator.error
+        if error is None:
+            return self._ended
+        if not self.is_promised:
+            body = msgspec.json.encode({"error": error})
+            self.refusal = Response(body, self._status, self._headers, media_type="application/json")
+            return None
+        if error["code"] in (STOPPED, ADOPTED):
+            log.info("a response is left to another frontend", extra={"response_id": running.work.response_id})
+            return None
+        return Ended(self.translator.given_up())
+
+    def _on_planned(self) -> None:
+        if self._running is not None:
+            self._running.status = ResponseStatus.IN_PROGRESS
+        self._planned.set()
+
+    def _keep(self, response: bytes, turn: dict[str, Any]) -> None:
+        self._ended = Ended(response, turn)
+
+    async def _take(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]}
+            self._headers = {name: value for name, value in headers.items() if not name.startswith("content-")}
+        elif self._status == 200 and self._running is not None:
+            self._running.add(message["body"])
+
+
+async def _never() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError("nobody leaves who is not there")
+
+
+async def go_on(service: CascadeService, running: RunningResponse) -> Ended | None:
+    """Make a response that another frontend had begun: with what its workers still have of it, or anew."""
+    frontend, work = service.frontend, running.work
+    facts = msgspec.json.decode(work.queued.response)
+    adoption = await _adopted(frontend, work)
+    try:
+        if adoption is None:
+            running.leave_events()  # it may say something else this time
+            exchange = await _begun_anew(service, work)
+            running.work = replace(running.work, request_id=exchange.request_id)
+            await frontend.background.entrust(running)
+        else:
+            exchange = adoption.exchange
+        made = BackgroundExchange(exchange, facts, work.response_id)
+        made.is_promised = True
+        running.status = ResponseStatus.IN_PROGRESS
+        return await made.make(running)
+    except ApiError as error:
+        error_facts = {"code": "server_error", "message": error.message}
+        return Ended(encode({**facts, "status": ResponseStatus.FAILED, "error": error_facts}))
+    finally:
+        if adoption is not None:
+            adoption.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Adopted:
+    exchange: ResumeExchange
+    close: Callable[[], None]
+    """Give back what is not looked after, if anything; it may be called again."""
+
+
+async def _adopted(frontend: FrontendService, work: BackgroundWork) -> _Adopted | None:
+    """What the workers have of it, from its first token on; None: not all of it, if anything."""
+    if not msgspec.json.decode(work.chat).get("stream"):
+        return None  # only streams are kept
+    key = frontend.key_named(work.queued.owner)
+    adoption = Adoption(frontend, work.request_id, lambda index, choices: 0)
+    try:
+        ticket = await adoption.gather("" if key is None else key.name)
+        exchange = ResumeExchange(frontend, adoption, ticket, None, key, frontend.clock())
+    except ApiError:
+        adoption.close()
+        return None
+    exchange.wants_ids = exchange.may_return = False
+    return _Adopted(exchange, adoption.close)
+
+
+async def _begun_anew(service: CascadeService, work: BackgroundWork) -> Exchange:
+    """Raises ApiError."""
+
+    async def key() -> ApiKey | None:
+        return service.frontend.key_named(work.queued.owner)
+
+    nobody = Request({"type": "http", "method": "POST", "path": RESPONSES_PATH, "headers": []})
+    return await accept_body(service, nobody, work.chat, ChatCompletionRequest, ID_PREFIX, key)

@@ -1,0 +1,71 @@
+"""POST /v1/messages: chat completions in the words of Anthropic's Messages."""
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.frontend.answers.messages import MessagesTranslator
+from services.frontend.answers.sse import encode
+from services.frontend.cascade.service import CascadeService
+from services.frontend.errors import ApiError
+from services.frontend.http.body import decode_body, decode_leniently, timely_body
+from services.frontend.http.exchange import without_effect_header
+from services.frontend.http.openapi import body_docs, translated_docs
+from services.frontend.http.raw_route import RawRoute
+from services.frontend.http.translated_exchange import TranslatedExchange, accept_chat, authorization_of
+from services.frontend.requests import messages_schema
+from services.frontend.requests.messages_schema import CountTokensRequest, MessagesRequest, TokenCount
+from services.frontend.requests.plan import plan_chat
+from services.frontend.requests.schema import ChatCompletionRequest
+from services.frontend.requests.service import FrontendService
+
+
+def messages_routes(service: CascadeService) -> APIRouter:
+    """The endpoints of Anthropic's API."""
+    frontend = service.frontend
+    router = APIRouter(tags=["generation"], route_class=RawRoute)
+
+    @router.post("/v1/messages", **translated_docs("MessagesRequest", "The message"))
+    async def create_message(request: Request) -> Response:
+        """Answer a conversation as Anthropic's API does."""
+
+        async def answer() -> Response:
+            body, unknown = decode_leniently(await timely_body(frontend, request), MessagesRequest)
+            translator = MessagesTranslator(f"msg_{frontend.entropy.token_hex(16)}")
+            exchange = await accept_chat(service, request, messages_schema.chat_body(body), "msg", unknown)
+            return TranslatedExchange(exchange, translator)
+
+        return await _as_anthropic(frontend, request, answer)
+
+    @router.post("/v1/messages/count_tokens", **body_docs(("CountTokensRequest",), "TokenCount", "The count"))
+    async def count_tokens(request: Request) -> Response:
+        """Tokens of the prompt that such a message would be."""
+
+        async def answer() -> Response:
+            body, unknown = decode_leniently(await timely_body(frontend, request), CountTokensRequest)
+            chat = decode_body(encode(messages_schema.chat_body(body)), ChatCompletionRequest)
+            model = await frontend.model(chat.model, await frontend.authenticate(authorization_of(request)))
+            with frontend.media.held(frontend.clock() + frontend.settings.request_deadline_s) as media:
+                plan = await plan_chat(chat, "count", model, frontend.threads, media)
+            count = encode(TokenCount.of(plan.prompt_tokens))
+            return Response(count, headers=without_effect_header(unknown), media_type="application/json")
+
+        return await _as_anthropic(frontend, request, answer)
+
+    return router
+
+
+async def _as_anthropic(
+    frontend: FrontendService, request: Request, answer: Callable[[], Awaitable[Response]]
+) -> Response:
+    """With errors in Anthropic's form."""
+    try:
+        await frontend.authenticate(authorization_of(request))
+        return await answer()
+    except ApiError as error:
+        frontend.metrics.requests.labels("", request.url.path, str(error.status)).inc()
+        told = {"type": error.type, "message": error.message, "code": error.code}
+        body = MessagesTranslator("").failed(told, streamed=False)
+        return Response(body, error.status, dict(error.headers), media_type="application/json")
