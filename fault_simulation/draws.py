@@ -18,6 +18,7 @@ from fault_simulation.actions import (
     SwitchRescheduler,
     SwitchStages,
 )
+from fault_simulation.background import KEPT
 from fault_simulation.occasions import with_occasion
 from fault_simulation.oracle import CHAT_PATH, COMPLETIONS_PATH
 from fault_simulation.timeline import (
@@ -66,6 +67,8 @@ HOST_SHARE: Final = 0.25
 """Of all meshes: their workers keep KV in the memory of a host that they share."""
 HOST_DISK_SHARE: Final = 0.5
 """Of those: they keep it on the disk of that host, too."""
+BACKGROUND_EVERY: Final = 10
+"""In one seed of so many chats are responses in the background, of two or three frontends of which some are lost."""
 FRAMED_EVERY: Final = 10
 """In one seed of so many streams go in frames."""
 LAST_STORE_FAULT_S: Final = 18.0
@@ -76,6 +79,9 @@ def draw(seed: int) -> Timeline:
     """The timeline of a seed."""
     is_operated = seed % OPERATED_EVERY == OPERATED_EVERY - 1
     topology = (_draw_operated_topology if is_operated else _draw_topology)(random.Random(f"{seed}/topology"))
+    is_in_background = seed % BACKGROUND_EVERY == 0
+    if is_in_background:
+        topology = msgspec.structs.replace(topology, frontends=2 + seed // BACKGROUND_EVERY % 2)
     rng = random.Random(f"{seed}/requests")
     numbers = range(rng.randint(8, 20) if is_operated else rng.randint(12, 30))
     requests = [_draw_request(random.Random(f"{seed}/request/{number}"), number, topology) for number in numbers]
@@ -90,6 +96,9 @@ def draw(seed: int) -> Timeline:
         requests = [_of_models(random.Random(f"{seed}/model/{one.number}"), one, topology) for one in requests]
         numbers = range(random.Random(f"{seed}/operations").randint(2, 7))
         operations = [_draw_operation(random.Random(f"{seed}/operation/{number}"), topology) for number in numbers]
+    if is_in_background:
+        requests = [_in_background(random.Random(f"{seed}/background/{one.number}"), one) for one in requests]
+        faults += _draw_frontend_faults(random.Random(f"{seed}/frontends"), topology)
     topology, requests = _with_adapters(random.Random(f"{seed}/adapters"), topology, requests)
     rng = random.Random(f"{seed}/prefixes")
     if rng.random() < PREFIXES_SHARE:
@@ -106,7 +115,7 @@ def draw(seed: int) -> Timeline:
         tuple(sorted(faults, key=lambda fault: fault.at_s)),
         tuple(sorted(operations, key=lambda operation: operation.at_s)),
     )
-    return timeline if is_operated else with_occasion(random.Random(f"{seed}/occasions"), timeline)
+    return timeline if is_operated or is_in_background else with_occasion(random.Random(f"{seed}/occasions"), timeline)
 
 
 def _draw_topology(rng: random.Random) -> Topology:
@@ -208,6 +217,27 @@ def _draw_limits(rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.1:
         limits["cache_salt"] = rng.choice(("pepper", "salt"))
     return limits
+
+
+def _in_background(rng: random.Random, request: Request) -> Request:
+    """The same as a response in the background, where it is a chat."""
+    if "messages" not in request.body:
+        return request
+    body = {name: value for name, value in request.body.items() if name in KEPT}
+    after_s = round(rng.expovariate(1.0), 3)
+    return msgspec.structs.replace(request, body=body, behaviour="polls", after_s=after_s, for_s=0.0)
+
+
+def _draw_frontend_faults(rng: random.Random, topology: Topology) -> list[Fault]:
+    """While there is something to be made."""
+    faults: list[Fault] = []
+    for _ in range(rng.randint(1, 3)):
+        at_s, name = round(rng.uniform(FIRST_REQUEST_S, LAST_REQUEST_S + 3.0), 3), rng.choice(topology.frontend_ids)
+        if rng.random() < 0.6:
+            faults.append(Kill(at_s, (name,), round(rng.choice((0.3, 3.0, 8.0)) * rng.uniform(0.7, 1.3), 3)))
+        else:
+            faults.append(Terminate(at_s, (name,), 0.0))
+    return faults
 
 
 def _draw_long_cut(rng: random.Random, topology: Topology) -> list[Fault]:

@@ -32,6 +32,7 @@ from controlplane.protocols.adoption import PATIENCE_S
 from controlplane.scheduler.role import SchedulerRole
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
 from engine_worker.role import WorkerRole
+from fault_simulation.background import Promises
 from fault_simulation.delays import (
     Delays,
     Schedulers,
@@ -127,6 +128,7 @@ class Watch:
     ) -> None:
         """`models`: that it serves. `may_lose_settings`: the store may be wiped, and then nobody knows of cascades."""
         self.violations: list[Violation] = []
+        self.promises = Promises()
         self._models = models
         self._may_lose_settings = may_lose_settings
         self._may_lose_workers = may_lose_workers
@@ -168,6 +170,8 @@ class Watch:
             self._note_end(life)
         running = [life for life in lives if life.node.state is NodeState.RUNNING and life.role is not None]
         self._follow_directories(running)
+        for promise in self.promises.sample(lives):
+            self.violated("lost response", promise.asked.name, f"{promise.response_id}: nobody has it any more")
         frontends = [life for life in running if isinstance(life.role, FrontendRole)]
         workers = [life for life in running if isinstance(life.role, WorkerRole)]
         for life in frontends:

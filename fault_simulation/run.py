@@ -7,15 +7,16 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from controlplane.scheduler.settings import SchedulerSettings
 from fault_simulation.actions import SetCascade
 from fault_simulation.aftermath import PROBE_S, PROBED_S, leftovers, probe, task_names
+from fault_simulation.background import BackgroundClient
 from fault_simulation.draws import draw
 from fault_simulation.faults import Breaker
 from fault_simulation.invariants import SAMPLED_EVERY_S, Violation, Watch
@@ -99,7 +100,11 @@ def run_timeline(timeline: Timeline, mesh: SimulatedMesh | None = None) -> Outco
         may_lose_workers=bool(timeline.faults or timeline.operations),
         may_lose_settings=loses_settings(timeline),
     )
-    workload = Workload(mesh, timeline, watch.attempt_ended)
+
+    def polls(asked: Asked, frontends: Sequence[str]) -> Coroutine[Any, Any, None]:
+        return BackgroundClient(mesh, asked, watch.promises, watch.violated).run(frontends, watch.attempt_ended)
+
+    workload = Workload(mesh, timeline, watch.attempt_ended, polls)
     try:
         mesh.run(_live(mesh, timeline, watch, workload), limit_s=2 * ENDED_S)
     except SimulationStuck as stuck:

@@ -29,7 +29,7 @@ JUDGED_S: Final = 45.0
 LARGEST_ANSWER_TOKENS: Final = 400
 
 Phase: TypeAlias = Literal["any", "prefill", "decode"]
-Behaviour: TypeAlias = Literal["reads", "leaves", "stalls", "returns"]
+Behaviour: TypeAlias = Literal["reads", "leaves", "stalls", "returns", "polls"]
 
 
 class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -147,7 +147,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     after_s: float = 0.0
     """Seconds from the request to when its client leaves, stops to read, or cuts its connection to come back."""
     for_s: float = 0.0
-    """How long it does not read, or stays away. One that returns also does so if its connection breaks."""
+    """How long it does not read, or stays away. One that returns also does so if its connection breaks. One that polls
+    asks for a chat as a response in the background, and leaves a stream for good after `after_s`."""
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):

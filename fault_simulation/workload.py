@@ -1,7 +1,7 @@
 """The clients of a simulated mesh: each sends its request and writes down what came of it."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -134,14 +134,22 @@ def asked_of(request: Request) -> Asked:
 
 
 class Workload:
-    """All clients. `on_end` hears of each attempt at the moment that it ends."""
+    """All clients. `on_end` hears of each attempt at the moment that it ends; `polls` is what a client does that asks
+    for a response in the background."""
 
-    def __init__(self, mesh: SimulatedMesh, timeline: Timeline, on_end: Callable[[Asked, Attempt], None]) -> None:
+    def __init__(
+        self,
+        mesh: SimulatedMesh,
+        timeline: Timeline,
+        on_end: Callable[[Asked, Attempt], None],
+        polls: Callable[[Asked, Sequence[str]], Coroutine[Any, Any, None]],
+    ) -> None:
         self.asked: list[Asked] = []
         self._mesh = mesh
         self._frontends = timeline.topology.frontend_ids
         self._requests = timeline.requests
         self._on_end = on_end
+        self._polls = polls
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
@@ -164,7 +172,7 @@ class Workload:
             task.cancel()
 
     def _send(self, asked: Asked, frontends: Sequence[str]) -> None:
-        work = self._ask(asked, frontends)
+        work = (self._polls if asked.request.behaviour == "polls" else self._ask)(asked, frontends)
         self._tasks.append(self._mesh.loop.spawn(self._mesh.client, work, f"client {asked.request.number}"))
 
     async def _ask(self, asked: Asked, frontends: Sequence[str]) -> None:

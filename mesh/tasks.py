@@ -36,6 +36,11 @@ class TaskSet:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    async def ended(self) -> None:
+        """Return once all have ended by themselves, those too that begin meanwhile."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+
     async def cancel(self) -> None:
         """Cancel all and wait until they are gone."""
         current = asyncio.current_task()

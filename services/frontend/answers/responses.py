@@ -92,6 +92,11 @@ class ResponsesTranslator:
             return encode({"error": error})
         return self._event("response.failed", {"response": self._failed()})
 
+    def begin(self) -> bytes:
+        """The events that a stream begins with, for a client that is to know of it before there are tokens; none where
+        they have been sent."""
+        return b"" if self._has_begun else self._begin(self._model)
+
     def queued(self) -> bytes:
         """The response before there is anything of it."""
         return encode(self._response("queued"))

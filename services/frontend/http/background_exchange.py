@@ -2,20 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.types import Message, Scope
 
 from services.frontend.answers.responses import ResponsesTranslator
 from services.frontend.answers.sse import encode
 from services.frontend.cascade.service import CascadeService
 from services.frontend.errors import ADOPTED, STOPPED, ApiError
+from services.frontend.http.event_stream import EventStream
 from services.frontend.http.exchange import Exchange, without_effect_header
 from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER
 from services.frontend.http.resume_exchange import ResumeExchange
@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 
 RESPONSES_PATH: Final = "/v1/responses"
 ID_PREFIX: Final = "resp"
-NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 PLANNED_WITHIN_S: Final = 1.0
 """A request that cannot be served is refused if that shows so soon; later its response fails."""
 
@@ -63,20 +62,15 @@ async def in_background(
     if made.refusal is not None:
         responses.forget(running)
         return made.refusal
-    made.is_promised = True
     running.work = replace(running.work, queued=queued())  # which knows the bound of its tokens now
+    made.promise(running)
     if not making.done():
         await responses.entrust(running)
     headers = {REQUEST_ID_HEADER: exchange.told_id, MESH_ID_HEADER: exchange.request_id}
     headers |= without_effect_header(exchange.without_effect)
     if is_streamed:
-        return event_stream(running.follow(None), headers)
+        return EventStream(running.follow(None), headers)
     return Response(running.work.queued.response, media_type="application/json", headers=headers)
-
-
-def event_stream(events: AsyncIterator[bytes], headers: Mapping[str, str] = NO_HEADERS) -> Response:
-    """Events as they come."""
-    return StreamingResponse(events, media_type="text/event-stream", headers={**headers, "cache-control": "no-cache"})
 
 
 class _NoConnection:
@@ -95,8 +89,7 @@ class BackgroundExchange:
         self.translator = ResponsesTranslator(
             response_id, facts, self._keep, lambda: given_max_tokens or exchange.max_tokens, exchange.model
         )
-        self.is_promised = False
-        """The client knows of it."""
+        self._is_promised = False
         self.refusal: Response | None = None
         """What the client gets in place of a promise."""
         self._ended: Ended | None = None
@@ -105,6 +98,11 @@ class BackgroundExchange:
         self._planned = asyncio.Event()
         exchange.on_planned = self._on_planned
         exchange.token_by_token = True
+
+    def promise(self, running: RunningResponse) -> None:
+        """The client knows of it from now on, and of its id, if it reads a stream."""
+        self._is_promised = True
+        running.add(self.translator.begin())
 
     async def planned(self, making: asyncio.Future[Ended | None]) -> None:
         """Return once it is known whether the request can be served, or that takes too long."""
@@ -123,13 +121,15 @@ class BackgroundExchange:
         error = self.translator.error
         if error is None:
             return self._ended
-        if not self.is_promised:
+        if not self._is_promised:
             body = msgspec.json.encode({"error": error})
             self.refusal = Response(body, self._status, self._headers, media_type="application/json")
             return None
-        if error["code"] in (STOPPED, ADOPTED):
+        if self._is_left:
             log.info("a response is left to another frontend", extra={"response_id": running.work.response_id})
             return None
+        if self._status != 200:  # no event has said so
+            running.add(self.translator.failed(error, streamed=True))
         return Ended(self.translator.given_up())
 
     def _on_planned(self) -> None:
@@ -145,8 +145,14 @@ class BackgroundExchange:
             self._status = message["status"]
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]}
             self._headers = {name: value for name, value in headers.items() if not name.startswith("content-")}
-        elif self._status == 200 and self._running is not None:
+        elif self._status == 200 and self._running is not None and not self._is_left:
             self._running.add(message["body"])
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether another frontend has it now, or will have it."""
+        error = self.translator.error
+        return error is not None and error["code"] in (STOPPED, ADOPTED)
 
 
 async def _never() -> Message:
@@ -164,12 +170,12 @@ async def go_on(service: CascadeService, running: RunningResponse) -> Ended | No
             running.leave_events()  # it may say something else this time
             exchange = await _begun_anew(service, work)
             running.work = replace(running.work, request_id=exchange.request_id)
-            await frontend.background.entrust(running)
+            running.holder = None  # who has it under the former id; it is entrusted anew
         else:
             exchange = adoption.exchange
         made = BackgroundExchange(exchange, facts, work.response_id)
-        made.is_promised = True
         running.status = ResponseStatus.IN_PROGRESS
+        made.promise(running)
         return await made.make(running)
     except ApiError as error:
         error_facts = {"code": "server_error", "message": error.message}

@@ -12,8 +12,9 @@ from services.frontend.answers.responses import ResponsesTranslator
 from services.frontend.answers.sse import encode
 from services.frontend.cascade.service import CascadeService
 from services.frontend.errors import ApiError, bad_request
-from services.frontend.http.background_exchange import ID_PREFIX, RESPONSES_PATH, event_stream, go_on, in_background
+from services.frontend.http.background_exchange import ID_PREFIX, RESPONSES_PATH, go_on, in_background
 from services.frontend.http.body import decode_leniently, timely_body
+from services.frontend.http.event_stream import EventStream
 from services.frontend.http.exchange import Exchange
 from services.frontend.http.openapi import object_docs, translated_docs
 from services.frontend.http.raw_route import RawRoute
@@ -75,7 +76,7 @@ def responses_routes(service: CascadeService) -> APIRouter:
             events = await responses.events(response_id, owner, _starting_after(request))
             if events is None:
                 raise _response_not_found(response_id)
-            return event_stream(events)
+            return EventStream(events)
         return _shown(await responses.find(response_id, owner), response_id)
 
     @router.delete(STORED_PATH, **object_docs("It is gone", 401, 404))

@@ -7,7 +7,7 @@ on with it where the first one leaves or is lost: no promise depends on one proc
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -37,6 +37,10 @@ from services.frontend.requests.shared_responses import SharedResponses
 
 log = logging.getLogger(__name__)
 
+MOST_ASKED: Final = 3
+"""Frontends that are asked, one after the other, to go on with a response: its client waits meanwhile."""
+ENTRUSTED_EVERY_S: Final = 1.0
+"""How often it is looked whether the frontend is still there that is to go on with a response."""
 ENDING_S: Final = 1.0
 """What requests that were ended are given to see it."""
 
@@ -89,6 +93,10 @@ class BackgroundResponses:
         found = self._running.get(response_id)
         return None if found is None or found.work.queued.owner != owner else found
 
+    def has(self, response_id: str) -> bool:
+        """Whether it is made or kept here, or would be gone on with."""
+        return response_id in self._running or response_id in self._wards or response_id in self._shared.store
+
     def begin(self, work: BackgroundWork) -> RunningResponse:
         """One that is to be made here: `make` it."""
         running = self._running[work.response_id] = RunningResponse(work, self._reserve)
@@ -107,12 +115,12 @@ class BackgroundResponses:
         running.stop(Stop.FORGOTTEN)
 
     async def entrust(self, running: RunningResponse) -> None:
-        """Have another frontend go on with it if this one is lost. Without others, or where none takes it, it goes on
-        here alone, which is counted."""
-        if running.entrusting is not None:  # with what it was before
-            await asyncio.wait({running.entrusting})
-        running.entrusting = self._tasks.spawn(self._entrust(running), name=f"entrust {running.work.response_id}")
-        await asyncio.wait({running.entrusting})
+        """Have another frontend go on with it if this one is lost, and a further one where that is lost first. Returns
+        once the others have been asked: without any, or where none takes it, it goes on here alone."""
+        running.entrusting = self._tasks.spawn(
+            self._keep_entrusted(running), name=f"entrust {running.work.response_id}"
+        )
+        await running.was_entrusted.wait()
 
     async def find(self, response_id: str, owner: str) -> StoredResponse | None:
         """One that is made, or kept, by any frontend. Raises ApiError (503) where not all could be asked."""
@@ -150,7 +158,7 @@ class BackgroundResponses:
                     return replace(running.work.queued, response=ended.response)
         return replace(running.work.queued, response=running.without_output(ResponseStatus.CANCELLED))
 
-    async def events(self, response_id: str, owner: str, after: int | None) -> AsyncIterator[bytes] | None:
+    async def events(self, response_id: str, owner: str, after: int | None) -> AsyncGenerator[bytes, None] | None:
         """Those of a response that was asked for as a stream, behind the one of that number, from the frontend that
         makes or keeps it; None: there is no such response. Raises ApiError: 400 where its events are not kept, 503
         where not all frontends could be asked."""
@@ -164,7 +172,7 @@ class BackgroundResponses:
             return _kept(response_id, found.response, after)
         return await self._events_of(found.peer, response_id, owner, after)
 
-    def events_here(self, response_id: str, owner: str, after: int | None) -> AsyncIterator[bytes] | None:
+    def events_here(self, response_id: str, owner: str, after: int | None) -> AsyncGenerator[bytes, None] | None:
         """The same of one that is made or kept here."""
         running = self.running(response_id, owner)
         if running is not None:
@@ -174,11 +182,13 @@ class BackgroundResponses:
         kept = self._shared.store.find(response_id, owner)
         return None if kept is None else _kept(response_id, kept, after)
 
-    async def _events_of(self, peer: Member, response_id: str, owner: str, after: int | None) -> AsyncIterator[bytes]:
+    async def _events_of(
+        self, peer: Member, response_id: str, owner: str, after: int | None
+    ) -> AsyncGenerator[bytes, None]:
         request = frontend_pb2.FollowResponseRequest(response_id=response_id, owner=owner, after=after)
         call = self._peers.stub(peer).FollowResponse(request, timeout=self._deadline_s)
 
-        async def rest() -> AsyncIterator[bytes]:
+        async def rest() -> AsyncGenerator[bytes, None]:
             try:
                 while (message := await call.read()) is not grpc.aio.EOF:
                     yield message.events
@@ -246,9 +256,10 @@ class BackgroundResponses:
         return True
 
     async def drained(self) -> None:
-        """Return once none is made here any more."""
+        """Return once none is made here any more, and others have copies."""
         while tasks := self._making():
             await asyncio.wait(tasks)
+        await self._shared.copied()
 
     async def stop(self) -> None:
         """Give up what is made here; whoever it is entrusted to goes on with it. Call it once the requests have been
@@ -277,8 +288,6 @@ class BackgroundResponses:
             ended = _ended(running, making)
             if ended is None or self._running.get(running.work.response_id) is not running:
                 return
-            if running.entrusting is not None:  # else the copy could come before that of which it is the end
-                await asyncio.wait({running.entrusting})
             queued = running.work.queued
             messages = queued.messages if ended.turn is None else (*queued.messages, ended.turn)
             events = b"".join(running.events) if running.work.is_streamed else b""
@@ -286,44 +295,58 @@ class BackgroundResponses:
             self._shared.keep(running.work.response_id, stored, first=running.holder)
         finally:
             making.cancel()
+            if running.entrusting is not None:
+                running.entrusting.cancel()
             running.end()
             if self._running.get(running.work.response_id) is running:
                 del self._running[running.work.response_id]
 
+    async def _keep_entrusted(self, running: RunningResponse) -> None:
+        try:
+            await self._entrust(running)
+            if running.holder is None and self._peers.members():
+                self._metrics.uncopied_responses.inc()
+        finally:
+            running.was_entrusted.set()
+        while True:
+            await asyncio.sleep(ENTRUSTED_EVERY_S)
+            known = {member.incarnation_id for member in self._peers.members()}
+            if running.holder is None or running.holder.incarnation_id not in known:
+                await self._entrust(running)
+
     async def _entrust(self, running: RunningResponse) -> None:
-        peers = self._shared.peers(running.work.response_id)
+        running.holder = None
         frontend_id, incarnation_id = self._own
         request = frontend_pb2.EntrustResponseRequest(
             work=running.work.to_message(), frontend_id=frontend_id, incarnation_id=incarnation_id
         )
-        for peer in peers:
+        for peer in self._shared.peers(running.work.response_id)[:MOST_ASKED]:
             try:
                 await self._peers.stub(peer).EntrustResponse(request, timeout=PEER_DEADLINE_S)
             except grpc.aio.AioRpcError as error:
                 extra = {"response_id": running.work.response_id, "frontend": peer.member_id, "error": error.details()}
-                log.warning("a frontend does not take a response in the background", extra=extra)
+                log.info("a frontend does not take a response in the background", extra=extra)
             else:
                 running.holder = peer
                 return
-        if peers:
-            self._metrics.uncopied_responses.inc()
 
     def _take_over(self, member: Member) -> None:
         maker = member.member_id, member.incarnation_id
         for ward in [each for each in self._wards.values() if each.maker == maker]:
             self._forget_ward(ward.work.response_id)
-            self._tasks.spawn(self._go_on_with(ward.work), name=f"take over {ward.work.response_id}")
+            running = self.begin(ward.work)
+            self.make(running, self._go_on_with(running))
 
-    async def _go_on_with(self, work: BackgroundWork) -> None:
+    async def _go_on_with(self, running: RunningResponse) -> Ended | None:
+        work = running.work
         with suppress(ApiError):  # of whom cannot be asked nothing is known
-            if await self.find(work.response_id, work.queued.owner) is not None:
-                return
+            if await self._shared.find(work.response_id, work.queued.owner) is not None:
+                return None
         assert self.go_on is not None, "it is set before the first member is known"
         self._metrics.taken_over_responses.inc()
         log.info("going on with a response of a frontend that has left", extra={"response_id": work.response_id})
-        running = self.begin(work)
-        self.make(running, self.go_on(running))
         await self.entrust(running)
+        return await self.go_on(running)
 
     def _forget_ward(self, response_id: str) -> None:
         ward = self._wards.pop(response_id, None)
@@ -349,11 +372,11 @@ def _ended(running: RunningResponse, making: asyncio.Future[Ended | None]) -> En
     return Ended(running.without_output(ResponseStatus.FAILED))
 
 
-async def _kept_events(events: bytes, after: int | None) -> AsyncIterator[bytes]:
+async def _kept_events(events: bytes, after: int | None) -> AsyncGenerator[bytes, None]:
     yield b"".join(islice(split_events(events), number_behind(after), None))
 
 
-def _kept(response_id: str, kept: StoredResponse, after: int | None) -> AsyncIterator[bytes]:
+def _kept(response_id: str, kept: StoredResponse, after: int | None) -> AsyncGenerator[bytes, None]:
     if not kept.events:
         raise _no_events(response_id)
     return _kept_events(kept.events, after)

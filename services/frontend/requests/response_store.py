@@ -67,6 +67,9 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._responses)
 
+    def __contains__(self, response_id: str) -> bool:
+        return response_id in self._responses
+
     @property
     def size_bytes(self) -> int:
         """Of all that is kept."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -97,6 +97,9 @@ class RunningResponse:
         self.task: asyncio.Task[None] | None = None
         """Sees `making` through, and keeps what comes of it."""
         self.entrusting: asyncio.Task[None] | None = None
+        """Sees to it that there is a `holder`."""
+        self.was_entrusted = asyncio.Event()
+        """The others have been asked once."""
         self.holder: Member | None = None
         """The frontend that goes on with it if this one is lost."""
         self.stopped: Stop | None = None
@@ -146,7 +149,7 @@ class RunningResponse:
         self._give_back()
         self._wake()
 
-    async def follow(self, after: int | None) -> AsyncIterator[bytes]:
+    async def follow(self, after: int | None) -> AsyncGenerator[bytes, None]:
         """Events behind the one of that number, as they come."""
         seen = number_behind(after)
         while True:

@@ -102,6 +102,10 @@ class SharedResponses:
             isinstance(answer, frontend_pb2.DropResponseResponse) and answer.was_there for answer in answers
         )
 
+    async def copied(self) -> None:
+        """Return once nothing is being copied."""
+        await self._tasks.ended()
+
     async def stop(self) -> None:
         """Give up what is being copied."""
         await self._tasks.cancel()

@@ -37,6 +37,21 @@ async def test_cancel_waits_until_all_are_gone() -> None:
     assert len(tasks) == 0
 
 
+async def test_all_can_be_waited_for_those_too_that_begin_meanwhile() -> None:
+    tasks, went = TaskSet("test"), list[str]()
+
+    async def goes(name: str) -> None:
+        await asyncio.sleep(0)
+        went.append(name)
+        if name == "first":
+            tasks.spawn(goes("second"), name="second")
+
+    tasks.spawn(goes("first"), name="first")
+    await tasks.ended()
+    assert went == ["first", "second"]
+    await tasks.ended()
+
+
 async def test_a_task_may_cancel_its_own_set() -> None:
     tasks = TaskSet("test")
     ended = asyncio.Event()

@@ -85,6 +85,14 @@ def member(of: MeshOfFakes, member_id: str) -> Member:
     return Member("frontend", member_id, "first", of.rpc_address, "")
 
 
+async def promised_by(mesh: MeshOfFakes, script: Paused, **extra: Any) -> Any:
+    """A response in the background that the worker has by now."""
+    before = len(script.asked)
+    made = await mesh.client().responses.create(**BODY, **extra)
+    await mesh.worker.wait_until(lambda: len(script.asked) > before)
+    return made
+
+
 async def state(mesh: MeshOfFakes, response_id: str) -> Any:
     async with mesh.http() as http:
         return (await http.get(f"{RESPONSES}/{response_id}")).json()
@@ -147,9 +155,8 @@ class Events:
 async def test_a_response_is_promised_at_once_and_made_meanwhile(paused: tuple[MeshOfFakes, Paused]) -> None:
     mesh, script = paused
     client = mesh.client()
-    promised = await client.responses.create(**BODY, metadata={"for": "ann"})
+    promised = await promised_by(mesh, script, metadata={"for": "ann"})
     assert (promised.status, promised.output, promised.background, promised.usage) == ("queued", [], True, None)
-    await mesh.worker.wait_until(lambda: len(script.asked) == 1)
     assert promised.max_output_tokens == 4096 - len(script.asked[0].prompt_token_ids), "as of what is left"
     assert mesh.metric("background_responses") == 1
     now = await client.responses.retrieve(promised.id)
@@ -160,10 +167,9 @@ async def test_a_response_is_promised_at_once_and_made_meanwhile(paused: tuple[M
     made = await ended(mesh, promised.id)
     assert (made["status"], text_of(made), made["created_at"]) == ("completed", TEXT, int(promised.created_at))
     assert made["usage"]["output_tokens"] == len(mesh.ids(TEXT)) + 1
-    next_one = await client.responses.create(**{**BODY, "input": "again"}, previous_response_id=promised.id)
-    await mesh.worker.wait_until(lambda: len(script.asked) == 2)
+    next_one = await promised_by(mesh, script, previous_response_id=promised.id)
     prompt = mesh.text.decode(script.asked[-1].prompt_token_ids, skip_special_tokens=False)
-    assert prompt == f"<s><|user|>hi<|assistant|>{TEXT}<|user|>again<|assistant|>"
+    assert prompt == f"<s><|user|>hi<|assistant|>{TEXT}<|user|>hi<|assistant|>"
     script.finish()
     assert (await ended(mesh, next_one.id))["previous_response_id"] == promised.id
     assert mesh.metric("background_responses") == 0
@@ -194,19 +200,24 @@ async def test_what_cannot_be_served_is_refused_and_not_promised(
 
 async def test_a_response_that_cannot_be_made_has_failed(paused: tuple[MeshOfFakes, Paused]) -> None:
     mesh, script = paused
-    promised = await mesh.client().responses.create(**BODY)
-    await mesh.worker.wait_until(lambda: len(script.asked) == 1)
+    promised = await promised_by(mesh, script)
     script.say(failure(request_pb2.ERROR_CODE_REFUSED, "the engine does not like it"))
     made = await ended(mesh, promised.id)
     assert (made["status"], made["error"]["code"]) == ("failed", "server_error")
     assert "does not like it" in made["error"]["message"]
+    events = Events()
+    asking = asyncio.create_task(events.ask(mesh))
+    await mesh.worker.wait_until(lambda: len(script.asked) == 2)
+    script.say(failure(request_pb2.ERROR_CODE_REFUSED, "nor this one"))
+    await asking
+    assert [each["type"] for each in events.seen] == ["response.failed"]
+    assert events.seen[0]["response"] == await state(mesh, events.response_id)
 
 
 async def test_a_response_is_cancelled_once_and_a_deleted_one_is_gone(paused: tuple[MeshOfFakes, Paused]) -> None:
     mesh, script = paused
     client = mesh.client()
-    first, second = [await client.responses.create(**BODY) for _ in range(2)]
-    await mesh.worker.wait_until(lambda: len(script.asked) == 2)
+    first, second = [await promised_by(mesh, script) for _ in range(2)]
     for _ in range(2):
         cancelled = await client.responses.cancel(first.id)
         assert (cancelled.id, cancelled.status, cancelled.output) == (first.id, "cancelled", [])
@@ -215,8 +226,7 @@ async def test_a_response_is_cancelled_once_and_a_deleted_one_is_gone(paused: tu
     with pytest.raises(openai.NotFoundError):
         await client.responses.retrieve(second.id)
     await mesh.until(lambda: set(mesh.worker.aborted) == {each.request_id for each in script.asked})
-    third = await client.responses.create(**BODY)
-    await mesh.worker.wait_until(lambda: len(script.asked) == 3)
+    third = await promised_by(mesh, script)
     script.finish()
     await ended(mesh, third.id)
     assert (await client.responses.cancel(third.id)).status == "completed", "it has ended"
@@ -295,21 +305,18 @@ def introduce(maker: MeshOfFakes, other: MeshOfFakes) -> None:
 
 async def test_any_frontend_answers_for_what_another_one_makes(model_path: Path) -> None:
     async with two_frontends(model_path) as (maker, script, other, _):
-        promised = await maker.client().responses.create(**BODY)
+        promised = await promised_by(maker, script)
         assert (await state(other, promised.id))["status"] == "in_progress"
         assert len(other.service.responses.store) == 0, "a state of now is not kept"
-        await maker.worker.wait_until(lambda: len(script.asked) == 1)
         async with other.http() as http:
             answer = await http.get(f"{RESPONSES}/{promised.id}", params={"stream": "true"})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
         script.finish()
         assert text_of(await ended(other, promised.id)) == TEXT
-        cancelled = await maker.client().responses.create(**BODY)
-        await maker.worker.wait_until(lambda: len(script.asked) == 2)
+        cancelled = await promised_by(maker, script)
         assert (await other.client().responses.cancel(cancelled.id)).status == "cancelled"
         assert (await state(maker, cancelled.id))["status"] == "cancelled"
-        deleted = await maker.client().responses.create(**BODY)
-        await maker.worker.wait_until(lambda: len(script.asked) == 3)
+        deleted = await promised_by(maker, script)
         await other.client().responses.delete(deleted.id)
         assert (await state(maker, deleted.id))["error"]["code"] == "response_not_found"
         await maker.until(lambda: len(maker.worker.aborted) == 2)
@@ -325,11 +332,10 @@ async def test_any_frontend_answers_for_what_another_one_makes(model_path: Path)
 async def test_another_frontend_makes_it_anew_where_the_first_is_lost(model_path: Path) -> None:
     """Its workers are lost with it, so that nothing of it is left."""
     async with two_frontends(model_path) as (maker, script, other, others):
-        whole = await maker.client().responses.create(**BODY)
+        whole = await promised_by(maker, script)
         events = Events()
         await events.begin(maker, script)
-        gone = await maker.client().responses.create(**BODY)
-        await maker.worker.wait_until(lambda: len(script.asked) == 3)
+        gone = await promised_by(maker, script)
         script.finish()
         await ended(maker, gone.id)
         await other.until(lambda: other.service.responses.store.find(gone.id, "") is not None)
@@ -351,10 +357,9 @@ async def test_another_frontend_makes_it_anew_where_the_first_is_lost(model_path
 async def test_a_frontend_that_goes_on_for_nothing_stops_at_the_end_that_comes(model_path: Path) -> None:
     """The first one drains, and comes to the end of what nobody else can go on with."""
     async with two_frontends(model_path) as (maker, script, other, others):
-        promised = await maker.client().responses.create(**BODY, extra_body={"enable_response_messages": True})
+        promised = await promised_by(maker, script, extra_body={"enable_response_messages": True})
         other.directory.leave(member(maker, "frontend-a"))
         await other.worker.wait_until(lambda: len(others.asked) == 1)
-        await maker.worker.wait_until(lambda: len(script.asked) == 1)
         draining = asyncio.create_task(maker.role.drain())
         script.finish()
         await draining

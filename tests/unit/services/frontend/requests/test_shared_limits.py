@@ -1,6 +1,7 @@
 """Frontends tell each other what they let in: whom, and how often."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,8 @@ class Peers:
     def __init__(self) -> None:
         self.member = Member("frontend", "other", "1", "127.0.0.1:1", "")
         self.asked = 0
+        self.on_joined: list[Callable[[Member], None]] = []
+        self.on_left: list[Callable[[Member], None]] = []
 
     def members(self) -> list[Member]:
         return [self.member]
