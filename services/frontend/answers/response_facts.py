@@ -33,6 +33,7 @@ def response_facts(body: ResponsesRequest, created_at: int, defaults: Mapping[st
         "created_at": created_at,
         "background": body.background is True,
         "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata,
         "parallel_tool_calls": body.parallel_tool_calls is not False,

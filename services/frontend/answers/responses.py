@@ -25,7 +25,8 @@ class ResponsesTranslator:
         model: str = "",
     ) -> None:
         """`facts`: what the response says of its request, such as `instructions`. `max_tokens`: of the longest answer,
-        asked once the answer has begun. `model`: its name, as long as the answer does not say it."""
+        asked where the request does not say it, once the answer has begun. `model`: its name, as long as the answer
+        does not say it."""
         self._max_tokens = max_tokens
         self._id = response_id
         self._facts = facts
@@ -222,7 +223,7 @@ class ResponsesTranslator:
             "id": self._id,
             "object": "response",
             **self._facts,
-            "max_output_tokens": self._max_tokens(),
+            "max_output_tokens": self._facts.get("max_output_tokens") or self._max_tokens(),
             "model": self._model,
             "status": status,
             "error": None,

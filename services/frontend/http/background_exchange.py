@@ -85,9 +85,8 @@ class BackgroundExchange:
         """`facts`: see `ResponsesTranslator`."""
         self._exchange = exchange
         self._running: RunningResponse | None = None
-        given_max_tokens = facts.get("max_output_tokens")
         self.translator = ResponsesTranslator(
-            response_id, facts, self._keep, lambda: given_max_tokens or exchange.max_tokens, exchange.model
+            response_id, facts, self._keep, lambda: exchange.max_tokens, exchange.model
         )
         self._is_promised = False
         self.refusal: Response | None = None

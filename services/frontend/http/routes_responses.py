@@ -15,7 +15,6 @@ from services.frontend.errors import ApiError, bad_request
 from services.frontend.http.background_exchange import ID_PREFIX, RESPONSES_PATH, go_on, in_background
 from services.frontend.http.body import decode_leniently, timely_body
 from services.frontend.http.event_stream import EventStream
-from services.frontend.http.exchange import Exchange
 from services.frontend.http.openapi import object_docs, translated_docs
 from services.frontend.http.raw_route import RawRoute
 from services.frontend.http.translated_exchange import TranslatedExchange, accept_chat, authorization_of
@@ -54,17 +53,13 @@ def responses_routes(service: CascadeService) -> APIRouter:
             if body.store is not False:
                 frontend.responses.keep(response_id, StoredResponse.of(whole, (*messages, turn), owner))
 
-        def facts(exchange: Exchange) -> dict[str, Any]:
-            return response_facts(body, int(frontend.unix_time()), exchange.sampling_defaults)
-
         exchange = await accept_chat(service, request, chat, ID_PREFIX, ignored)
+        facts = response_facts(body, int(frontend.unix_time()), exchange.sampling_defaults)
         if body.background:
-            is_streamed = body.stream is True
             return await in_background(
-                frontend, exchange, facts(exchange), response_id, owner, messages, chat, is_streamed=is_streamed
+                frontend, exchange, facts, response_id, owner, messages, chat, is_streamed=body.stream is True
             )
-        max_tokens = lambda: body.max_output_tokens or exchange.max_tokens  # noqa: E731
-        return TranslatedExchange(exchange, ResponsesTranslator(response_id, facts(exchange), keep, max_tokens))
+        return TranslatedExchange(exchange, ResponsesTranslator(response_id, facts, keep, lambda: exchange.max_tokens))
 
     @router.get(STORED_PATH, **object_docs("The response", 400, 401, 404))
     async def retrieve_response(request: Request) -> Response:

@@ -41,6 +41,8 @@ MOST_ASKED: Final = 3
 """Frontends that are asked, one after the other, to go on with a response: its client waits meanwhile."""
 ENTRUSTED_EVERY_S: Final = 1.0
 """How often it is looked whether the frontend is still there that is to go on with a response."""
+MOST_PAUSE_S: Final = 30.0
+"""Between two rounds of asking, where nobody takes it."""
 ENDING_S: Final = 1.0
 """What requests that were ended are given to see it."""
 
@@ -130,8 +132,9 @@ class BackgroundResponses:
     async def cancel(self, response_id: str, owner: str) -> StoredResponse | None:
         """End one that is made by any frontend, and return it as it has ended; one that has ended already is returned
         as it is. Raises ApiError (503) where not all could be asked."""
-        if self.running(response_id, owner) is not None:
-            return await self.cancel_here(response_id, owner)
+        cancelled = await self.cancel_here(response_id, owner)
+        if cancelled is not None:
+            return cancelled
         found = await self._shared.locate(response_id, owner)
         if found is None or found.peer is None or not found.response.is_running:
             return None if found is None else found.response
@@ -145,18 +148,14 @@ class BackgroundResponses:
         return await self._shared.find(response_id, owner)
 
     async def cancel_here(self, response_id: str, owner: str) -> StoredResponse | None:
-        """The same of one that is made here; None: there is none."""
+        """The same of one that is made here; None: there is none, or another frontend has it by now."""
         running = self.running(response_id, owner)
-        if running is None:
+        if running is None or running.making is None:
             return None
         running.stop(Stop.CANCELLED)
-        if running.making is not None:
-            await asyncio.wait({running.making})
-            with suppress(asyncio.CancelledError):
-                ended = running.making.result()
-                if ended is not None:  # it came to its end first
-                    return replace(running.work.queued, response=ended.response)
-        return replace(running.work.queued, response=running.without_output(ResponseStatus.CANCELLED))
+        await asyncio.wait({running.making})
+        ended = _ended(running, running.making)
+        return None if ended is None else replace(running.work.queued, response=ended.response)
 
     async def events(self, response_id: str, owner: str, after: int | None) -> AsyncGenerator[bytes, None] | None:
         """Those of a response that was asked for as a stream, behind the one of that number, from the frontend that
@@ -302,17 +301,19 @@ class BackgroundResponses:
                 del self._running[running.work.response_id]
 
     async def _keep_entrusted(self, running: RunningResponse) -> None:
-        try:
-            await self._entrust(running)
-            if running.holder is None and self._peers.members():
-                self._metrics.uncopied_responses.inc()
-        finally:
-            running.was_entrusted.set()
+        await self._entrust(running)
+        if running.holder is None and self._peers.members():
+            log.warning("no frontend goes on with a response", extra={"response_id": running.work.response_id})
+            self._metrics.uncopied_responses.inc()
+        running.was_entrusted.set()
+        pause_s = ENTRUSTED_EVERY_S
         while True:
-            await asyncio.sleep(ENTRUSTED_EVERY_S)
+            await asyncio.sleep(pause_s)
             known = {member.incarnation_id for member in self._peers.members()}
             if running.holder is None or running.holder.incarnation_id not in known:
                 await self._entrust(running)
+            # Some are megabytes, and nobody may have room.
+            pause_s = ENTRUSTED_EVERY_S if running.holder is not None else min(2 * pause_s, MOST_PAUSE_S)
 
     async def _entrust(self, running: RunningResponse) -> None:
         running.holder = None

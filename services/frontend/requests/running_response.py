@@ -144,8 +144,9 @@ class RunningResponse:
             self.making.cancel()
 
     def end(self) -> None:
-        """Whoever follows has all there is."""
+        """Whoever follows has all there is, and whoever waits goes on."""
         self.is_over = True
+        self.was_entrusted.set()
         self._give_back()
         self._wake()
 

@@ -210,8 +210,8 @@ async def test_a_response_that_cannot_be_made_has_failed(paused: tuple[MeshOfFak
     await mesh.worker.wait_until(lambda: len(script.asked) == 2)
     script.say(failure(request_pb2.ERROR_CODE_REFUSED, "nor this one"))
     await asking
-    assert [each["type"] for each in events.seen] == ["response.failed"]
-    assert events.seen[0]["response"] == await state(mesh, events.response_id)
+    assert [each["type"] for each in events.seen] == ["response.created", "response.in_progress", "response.failed"]
+    assert events.seen[-1]["response"] == await state(mesh, events.response_id)
 
 
 async def test_a_response_is_cancelled_once_and_a_deleted_one_is_gone(paused: tuple[MeshOfFakes, Paused]) -> None:
