@@ -48,8 +48,12 @@ def test_an_adapter_is_loaded_used_moved_and_unloaded(lora_mesh: RunningMesh, tm
     assert all(f"{name} says: there is no LoRA adapter" in refused.stderr for name in names)
     loaded = lora(mesh, "load", "poet", path)
     assert sorted(loaded["workers"]) == names
-    listed = {each["id"]: each for each in httpx.get(f"{mesh.url}/v1/models").json()["data"]}
-    assert listed["poet"]["parent"] == loaded["base_model"]
+
+    def listed() -> dict[str, Any]:
+        return {each["id"]: each for each in httpx.get(f"{mesh.url}/v1/models").json()["data"]}
+
+    eventually(lambda: "poet" in listed(), 60, "the frontend has heard")
+    assert listed()["poet"]["parent"] == loaded["base_model"]
     undisturbed = Reader(mesh, "once upon a time", model="poet").whole_text()
     assert undisturbed != Reader(mesh, "once upon a time").whole_text()
     with mesh.held():

@@ -119,7 +119,11 @@ def test_what_a_killed_frontend_made_in_the_background_is_made_by_the_other_one(
         eventually(lambda: len(ended()) == len(made), 60, lambda: f"all of them end: {states()}")
         assert {(each["status"], text_of(each)) for each in ended()} == {("incomplete", truth)}
         behind = f"{RESPONSES}/{made[-1]}?stream=true&starting_after={events[-1]['sequence_number']}"
-        rest = second.get(behind).text.splitlines()
+        answer = second.get(behind)
+        still(
+            answer.status_code == 200, f"the workers still have the stream of a frontend that is missed: {answer.text}"
+        )
+        rest = answer.text.splitlines()
         events += [json.loads(line.removeprefix("data: ")) for line in rest if line.startswith("data: ")]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta") == truth
