@@ -202,6 +202,7 @@ class ClusterFeed:
 
     def _take_over(self, table: ClusterTable, now_s: float) -> None:
         """The table of this watch is complete. Instances that live without its monitor's knowledge stay."""
+        self._note_contradicted(table)
         there = {each.instance_id for each in table.instances() if not self._is_former(each)}
         table.take_over(self.table)
         unmonitored = {}
@@ -212,6 +213,15 @@ class ClusterFeed:
         self.table, self._incoming, self.synced = table, None, True
         self._stale, self._unmonitored = self._incoming_stale - unmonitored.keys(), unmonitored
         self.decode_loads.keep(there)
+
+    def _note_contradicted(self, table: ClusterTable) -> None:
+        """Take another life of an instance than the one that the directory names and a frontend is connected to for a
+        former one. Should it be the next one, the directory names it soon: what the monitor says of it then makes no
+        sense here, and the watch begins anew."""
+        for known in self.table.instances():
+            named = table.incarnation_id(known.instance_id)
+            if named not in (None, known.incarnation_id) and self._is_linked(known.instance_id, known.incarnation_id):
+                self._former[known.instance_id, named] = None
 
     def _is_former(self, instance: InstanceDescription) -> bool:
         return (instance.instance_id, instance.incarnation_id) in self._former

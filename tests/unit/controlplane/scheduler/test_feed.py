@@ -239,6 +239,36 @@ def test_a_monitor_that_knows_only_a_former_life_of_an_instance_does_not_bring_i
     assert feed.by_last_load == frozenset()
 
 
+def test_a_scheduler_that_never_knew_the_former_life_that_a_monitor_names_stays_with_the_one_it_is_linked_to() -> None:
+    """Found by seed 910130: the scheduler had begun after the former life ended, and changed to a monitor that was cut
+    off from the worker's host."""
+    feed, _ = linked_feed("a")
+    feed.end()
+    feed.begin()
+    feed.apply(update(1, joined("a", "0"), change("a", "0", stale=True), synced=True), 20.0)
+    assert feed.table.incarnation_id("a") == "1"
+    assert feed.by_last_load == {"a"}
+    feed.apply(update(2, change("a", "0", lost=LOST)), 21.0)
+    assert feed.table.incarnation_id("a") == "1"
+
+
+def test_the_next_life_of_an_instance_is_believed_after_another_watch() -> None:
+    """A monitor names it before the directory does."""
+    feed, links = linked_feed("a")
+    feed.end()
+    feed.begin()
+    feed.apply(update(1, joined("a", "2"), synced=True), 20.0)
+    assert feed.table.incarnation_id("a") == "1"
+    feed.announced("a", "2")
+    links.report([("a", "2")])
+    with pytest.raises(IllegalTransition):
+        feed.apply(update(2, change("a", "2", load=worker_pb2.LoadReport())), 21.0)
+    feed.begin()
+    feed.apply(update(1, joined("a", "2"), synced=True), 21.0)
+    assert feed.table.incarnation_id("a") == "2"
+    assert feed.by_last_load == frozenset()
+
+
 def test_stale_instances_are_placed_on_only_where_their_model_has_no_other() -> None:
     feed, links = linked_feed("a", "b")
     feed.apply(update(2, change("a", stale=True)), 11.0)
