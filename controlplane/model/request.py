@@ -11,6 +11,9 @@ from controlplane.model.adapter import Adapter
 from controlplane.model.media import MediaSpan, PromptMedia
 from controlplane.model.sampling import INT32_MAX, TOKEN_IDS, Bounds, parameter, parameters
 
+MAX_NAMED_LOGPROBS: Final = 128
+"""vLLM takes so many `logprob_token_ids`."""
+
 
 class FinishReason(StrEnum):
     """Why a request produces no more tokens."""
@@ -62,7 +65,14 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = parameter((), "Tokens that end the answer; they are not shown.", TOKEN_IDS)
     ignore_eos: bool = parameter(False, "Go on behind an end-of-sequence token.")
     logprobs: int | None = parameter(None, is_in_body=False)
-    """None: no logprobs; k: the chosen token's and those of the k most likely tokens."""
+    """None: no logprobs; k: the chosen token's and those of the k most likely tokens, unless `logprob_token_ids` says
+    of which ones."""
+    logprob_token_ids: tuple[int, ...] = parameter(
+        (),
+        "With `logprobs`: those of the chosen token and of these, instead of the likeliest.",
+        TOKEN_IDS,
+        max_items=MAX_NAMED_LOGPROBS,
+    )
     logit_bias: tuple[tuple[int, float], ...] = parameter((), is_in_body=False)
     """From token id to what is added to its logit, by token id."""
     allowed_token_ids: tuple[int, ...] = parameter(
@@ -187,7 +197,8 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
-    """The chosen token's logprob and its most likely rivals, best first."""
+    """The chosen token's logprob and its most likely rivals, best first; or behind its own those of the tokens that
+    `logprob_token_ids` names."""
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()

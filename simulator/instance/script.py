@@ -45,6 +45,7 @@ HONOURED: Final = frozenset(
         "stop_token_ids",
         "ignore_eos",
         "logprobs",
+        "logprob_token_ids",
         "prompt_logprobs",
         "allowed_token_ids",
         "bad_words",
@@ -123,7 +124,8 @@ class Script:
         return self._token_ids[start - self._emitted_tokens : stop - self._emitted_tokens]
 
     def logprobs(self, position: int) -> PositionLogprobs:
-        """The chosen token's logprob and the most likely tokens, as many as the request asked for.
+        """The chosen token's logprob and the most likely tokens, as many as the request asked for, or those that it
+        names behind the chosen one.
 
         Greedy requests always choose the likeliest token; sampled ones now and then its runner-up.
         """
@@ -133,6 +135,12 @@ class Script:
         decay = 0.9 * (1.0 - best)
         greedy = self._sampling.temperature == 0.0
         rank = 0 if greedy or second >= _WORD // 8 else 1
+        if named := self._sampling.logprob_token_ids:
+            shown = tuple(
+                TokenLogprob(token_id, math.log(best) + self._index(token_id, chosen_id, rank) * math.log(decay))
+                for token_id in dict.fromkeys((chosen_id, *named))
+            )
+            return PositionLogprobs(shown[0], shown)
         candidates = self._candidates(chosen_id, rank, max(self._sampling.logprobs or 0, rank + 1))
         ranked = [
             TokenLogprob(token_id, math.log(best) + index * math.log(decay))
@@ -177,6 +185,16 @@ class Script:
                 candidates.append(token_id)
         candidates.insert(rank, chosen_id)
         return candidates
+
+    def _index(self, token_id: int, chosen_id: int, rank: int) -> int:
+        """Where `_candidates` would have the token; behind all of them if it is none that is spoken."""
+        low, high = self._config.first_token_id, self._config.last_token_id
+        if not low <= token_id <= high:
+            return high - low + 1
+        steps = (token_id - chosen_id) % (high - low + 1)
+        if steps == 0:
+            return rank
+        return steps - 1 if steps <= rank else steps
 
     def _say(self, token_ids: list[int], room_tokens: int) -> None:
         """These and nothing else, as far as they may be said."""

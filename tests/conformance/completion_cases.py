@@ -68,7 +68,14 @@ CASES = [
     completion("prompt_logprobs 0", prompt_logprobs=0),
     completion("prompt_logprobs -1", prompt_logprobs=-1, max_tokens=1),
     streamed("prompt_logprobs", prompt_logprobs=1),
-    completion("logprob_token_ids", logprobs=1, logprob_token_ids=[300, 301]),
+    *both("logprob_token_ids", logprobs=1, logprob_token_ids=[300, 301]),
+    completion("logprob_token_ids, no rivals", logprobs=0, logprob_token_ids=[300, 301]),
+    completion("logprob_token_ids without logprobs", logprob_token_ids=[300, 301]),
+    completion("logprob_token_ids, echo", logprobs=1, logprob_token_ids=[300, 301], echo=True),
+    completion(
+        "logprob_token_ids, echo of the prompt alone", logprobs=1, logprob_token_ids=[300], echo=True, max_tokens=0
+    ),
+    completion("logprob_token_ids, prompts", logprobs=1, logprob_token_ids=[300], prompt=[PROMPT, "Count from 7"]),
     *both("token ids", return_token_ids=True),
     *both("token ids to the end", return_token_ids=True, max_tokens=40),
     completion("token ids, prompts", return_token_ids=True, prompt=[PROMPT, "Count from 7"]),

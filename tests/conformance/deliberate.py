@@ -64,8 +64,13 @@ DELIBERATE = (
     Deliberate(
         "what is told besides",
         "tokens of the prefix cache under beams, of batches and at a message's start, `store`, `error` and "
-        "`stop_sequence`, which are OpenAI's and Anthropic's own, and facts of a model under `penstock`",
+        "`stop_sequence`, which are OpenAI's and Anthropic's own, facts of a model under `penstock`, and in logprobs "
+        "the bytes of every token: vLLM has none of a part of a character, and of rivals named by id those of the name",
         (
+            (
+                r"chat: logprob_token_ids( by id|, 128)",
+                r"body\.choices\[\]\.logprobs\.content\[\]\.top_logprobs\[\]\.(bytes.*|token:  \| \ufffd)",
+            ),
             (r"(chat|completions): beam search.*|server: batch of chats.*", r".*\.prompt_tokens_details.*"),
             (r"responses: .*", r"body(\.events\.response\..*\.response)?\.(store|error)"),
             (r"messages: .*", r"body\.stop_sequence|body\.events\.message_start\..*cache_(creation|read)_input_tokens"),

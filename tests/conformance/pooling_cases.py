@@ -279,8 +279,9 @@ def scoring_cases(model: str, kind: str) -> list[Case]:
         ranked("query empty", query=""),
         ranked("documents of texts", documents=[{"text": OTHER}, TEXT]),
         ranked("documents of parts", documents=[{"content": [{"type": "text", "text": OTHER}]}]),
-        ranked("truncate_prompt_tokens", truncate_prompt_tokens=4),
-        ranked("max_tokens_per_doc", max_tokens_per_doc=2),
+        # Of the right, all three would be the query's first tokens, and rank by chance.
+        ranked("truncation_side left", truncate_prompt_tokens=4, truncation_side="left"),
+        ranked("max_tokens_per_doc", documents=[OTHER, TEXT], max_tokens_per_doc=2),
         ranked("use_activation false", use_activation=False),
     ]
 

@@ -8,6 +8,7 @@ import pytest
 from controlplane.model.prefix_hash import block_hashes, root_hash
 from controlplane.model.request import EngineRequest, FinishReason
 from penstock.testing.engine import GREEDY
+from tests.in_time import still
 from tests.vllm.moving import BLOCK_TOKENS, LONG, Migration, Side, begin, expected, prompt, sides
 
 __all__ = ["sides"]
@@ -93,6 +94,53 @@ async def test_logprobs_of_a_prompt_are_those_of_its_generation(sides: tuple[Sid
         assert position.chosen.token_id == once.chosen.token_id
         assert position.top[0].token_id == once.chosen.token_id, "it was drawn greedily"
         assert position.chosen.logprob == pytest.approx(once.chosen.logprob, abs=1e-3)
+
+
+async def test_named_tokens_and_rivals_that_are_wanted_at_once_have_each_their_logprobs(
+    sides: tuple[Side, Side],
+) -> None:
+    """vLLM's first model runner would give both those of the named tokens."""
+    source, _ = sides
+    few, many = (300, 301), (20, 21, 22, 23, 24)
+    wanted = [
+        replace(GREEDY, max_tokens=30, logprobs=3),
+        replace(GREEDY, max_tokens=20, logprobs=1, logprob_token_ids=few),
+        replace(GREEDY, max_tokens=20, logprobs=1, logprob_token_ids=many),
+        replace(GREEDY, max_tokens=30, logprobs=0),
+        replace(GREEDY, max_tokens=30, logprobs=2),
+    ]
+    tokens = [prompt(50 + index) for index in range(len(wanted))]
+    alone = [await source.driver.answer(*each) for each in zip(tokens, wanted, strict=True)]
+    together = [source.driver.submit(*each) for each in zip(tokens, wanted, strict=True)]
+    for answer, before in zip(together, alone, strict=True):
+        await source.driver.end_of(answer)
+        assert answer.token_ids == before.token_ids
+        for position, once in zip(answer.logprobs, before.logprobs, strict=True):
+            assert [each.token_id for each in position.top] == [each.token_id for each in once.top]
+            for one, other in zip((position.chosen, *position.top), (once.chosen, *once.top), strict=True):
+                assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+    named = [each.token_id for each in alone[1].logprobs[0].top]
+    assert named == [alone[1].token_ids[0], *few]
+    assert [len(answer.logprobs[0].top) for answer in together] == [3, 3, 6, 0, 2]
+    likeliest = alone[0].logprobs[0].top
+    sampling = replace(GREEDY, max_tokens=1, logprobs=0, logprob_token_ids=tuple(each.token_id for each in likeliest))
+    again = await source.driver.answer(tokens[0], sampling)
+    for one, other in zip(again.logprobs[0].top, likeliest, strict=True):
+        assert (one.token_id, one.logprob) == (other.token_id, pytest.approx(other.logprob, abs=1e-3))
+
+
+async def test_a_request_that_waits_for_the_logprobs_of_others_is_taken_back_at_once(sides: tuple[Side, Side]) -> None:
+    source, _ = sides
+    running = source.driver.submit(prompt(60), replace(GREEDY, max_tokens=LONG, logprobs=1))
+    await source.driver.start_of(running)
+    named = EngineRequest("waits", prompt(61), replace(GREEDY, max_tokens=1, logprobs=0, logprob_token_ids=(300,)))
+    waiting = source.driver.submit_request(named)
+    source.engine.abort(named.request_id)
+    await source.driver.end_of(waiting)
+    still(not running.ended.is_set(), "the other request runs")
+    assert (waiting.finish_reason, waiting.token_ids) == (FinishReason.ABORT, ())
+    await source.driver.end_of(running)
+    assert (await source.driver.answer(prompt(61), named.sampling)).logprobs[0].top[1].token_id == 300
 
 
 async def test_only_allowed_tokens_come(sides: tuple[Side, Side]) -> None:

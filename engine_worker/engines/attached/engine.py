@@ -323,7 +323,7 @@ class AttachedEngine(MovableByConnector[AttachedMoves, AttachedRequest]):
             body |= self._moves.begin(running, body["request_id"])
         try:
             async for data in self._client.stream("/v1/completions", body, headers):
-                chunk = wire.parse_chunk(data, request.sampling.logprobs)
+                chunk = wire.parse_chunk(data, request.sampling)
                 if chunk is None or running.request.request_id not in self._requests:
                     continue
                 if chunk.finish_reason is FinishReason.ABORT:

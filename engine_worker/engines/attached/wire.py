@@ -173,6 +173,8 @@ def completion_body(
         value = arguments[name]
         if value is not None and (name in _ALWAYS or value != getattr(default, name)):
             body[name] = value
+    if "logprob_token_ids" in body:  # a server wants both
+        body["logprobs"] = request.sampling.logprobs
     if body.get("logprobs") is not None:
         body["return_tokens_as_token_ids"] = True
     if arguments["extra_args"]:
@@ -203,8 +205,8 @@ class _Message(msgspec.Struct):
 _MESSAGE = msgspec.json.Decoder(_Message)
 
 
-def parse_chunk(data: bytes, rivals: int | None) -> Chunk | None:
-    """The data of one event; None where it brings nothing. `rivals`: how many logprobs were asked for at a position.
+def parse_chunk(data: bytes, sampling: SamplingParams | None) -> Chunk | None:
+    """The data of one event; None where it brings nothing. `sampling` says which logprobs were asked for; None: none.
 
     Raises `StreamError` for an error that came in the middle of a stream, and `EngineFailed` for what is no chunk.
     """
@@ -221,7 +223,7 @@ def parse_chunk(data: bytes, rivals: int | None) -> Chunk | None:
     return Chunk(
         token_ids=tuple(choice.token_ids or ()),
         text=choice.text,
-        logprobs=_positions(choice, rivals),
+        logprobs=_positions(choice, sampling),
         finish_reason=None if reason is None else _FINISH_REASONS.get(reason, FinishReason.ERROR),
     )
 
@@ -275,21 +277,23 @@ def parse_metrics(text: str, core: int | None = None) -> ServerMetrics:
     )
 
 
-def _positions(choice: _Choice, rivals: int | None) -> tuple[PositionLogprobs, ...]:
+def _positions(choice: _Choice, sampling: SamplingParams | None) -> tuple[PositionLogprobs, ...]:
     logprobs = choice.logprobs
-    if rivals is None or logprobs is None:
+    if sampling is None or sampling.logprobs is None or logprobs is None:
         return ()
     tops = logprobs.top_logprobs or [None] * len(logprobs.tokens)
     return tuple(
-        PositionLogprobs(TokenLogprob(_token_id(token), value if value is not None else 0.0), _best(top, rivals))
+        PositionLogprobs(TokenLogprob(_token_id(token), value if value is not None else 0.0), _top(top, sampling))
         for token, value, top in zip(logprobs.tokens, logprobs.token_logprobs, tops, strict=True)
     )
 
 
-def _best(top: Mapping[str, float] | None, rivals: int) -> tuple[TokenLogprob, ...]:
-    """The likeliest; a server adds the chosen token where it is none of them."""
-    ranked = sorted((top or {}).items(), key=lambda each: -each[1])[:rivals]
-    return tuple(TokenLogprob(_token_id(token), value) for token, value in ranked)
+def _top(top: Mapping[str, float] | None, sampling: SamplingParams) -> tuple[TokenLogprob, ...]:
+    """The likeliest; a server adds the chosen token where it is none of them. Named tokens come as they are wanted."""
+    told = tuple(TokenLogprob(_token_id(token), value) for token, value in (top or {}).items())
+    return (
+        told if sampling.logprob_token_ids else tuple(sorted(told, key=lambda each: -each.logprob)[: sampling.logprobs])
+    )
 
 
 def _token_id(token: str) -> int:

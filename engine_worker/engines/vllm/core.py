@@ -89,6 +89,11 @@ class Core:
             max_loras=self.lora_limits()[0],
         )
 
+    @property
+    def mixes_logprobs(self) -> bool:
+        """Whether its batches give all their requests the logprobs of tokens that one of them names."""
+        return not self._llm.vllm_config.use_v2_model_runner
+
     def lora_limits(self) -> tuple[int, int]:
         """How many LoRA adapters one step serves, and how many may be loaded; 0 where there are to be none."""
         config, spare = self._llm.vllm_config.lora_config, self._spare_loras

@@ -33,18 +33,20 @@ def token_delta(
     completion: Completion,
     *,
     logprobs: int | None,
+    named_token_ids: Sequence[int] = (),
     cached_tokens: int | None,
     queued_ms: float | None = None,
     prompt_logprobs: tuple[PositionLogprobs, ...] = (),
 ) -> TokenDelta:
-    """What one step added to a request. `logprobs` is the number of rivals asked for at each position."""
+    """What one step added to a request. `logprobs` is the number of rivals asked for at each position, or
+    `named_token_ids` are those whose logprobs are wanted in their place."""
     reason = completion.finish_reason
     finish_reason = None if reason is None else _FINISH_REASONS.get(reason, FinishReason.ERROR)
     return TokenDelta(
         request_id=request_id,
         offset=offset,
         token_ids=tuple(completion.token_ids),
-        logprobs=_logprobs(completion, logprobs),
+        logprobs=_logprobs(completion, logprobs, named_token_ids),
         finish_reason=finish_reason,
         error=f"vLLM ended the request: {reason}" if finish_reason is FinishReason.ERROR else "",
         cached_tokens=cached_tokens,
@@ -62,13 +64,19 @@ def prompt_positions(token_ids: Sequence[int], candidates: PromptLogprobs, rival
     )
 
 
-def _logprobs(completion: Completion, rivals: int | None) -> tuple[PositionLogprobs, ...]:
+def _logprobs(completion: Completion, rivals: int | None, named: Sequence[int]) -> tuple[PositionLogprobs, ...]:
     if rivals is None or completion.logprobs is None:
         return ()
     return tuple(
-        _position(token_id, candidates, rivals)
+        _named_position(token_id, candidates, named) if named else _position(token_id, candidates, rivals)
         for token_id, candidates in zip(completion.token_ids, completion.logprobs, strict=True)
     )
+
+
+def _named_position(chosen: int, candidates: Mapping[int, Logprob], named: Sequence[int]) -> PositionLogprobs:
+    # The ranks of all but the chosen token count their places in the list.
+    top = (TokenLogprob(token_id, candidates[token_id].logprob) for token_id in dict.fromkeys((chosen, *named)))
+    return PositionLogprobs(TokenLogprob(chosen, candidates[chosen].logprob, candidates[chosen].rank or 0), tuple(top))
 
 
 def _position(chosen: int, candidates: Mapping[int, Logprob], rivals: int) -> PositionLogprobs:

@@ -30,6 +30,7 @@ from engine_worker.engines.vllm.hidden_states.stream import HiddenStateStream
 from engine_worker.engines.vllm.host_tier import VllmHostTier
 from engine_worker.engines.vllm.kv_events import KvEventStream
 from engine_worker.engines.vllm.load import LoadAccount, StepStats
+from engine_worker.engines.vllm.logprob_turns import LogprobTurns
 from engine_worker.engines.vllm.migrations import NO_STORES, Migrations
 from engine_worker.engines.vllm.movable import MovableByConnector
 from engine_worker.engines.vllm.processes import VllmProcesses
@@ -86,6 +87,7 @@ class VllmEngine(MovableByConnector[Migrations, EngineRequestState]):
         self._loras = self._processes.loras
         self.lora_modules, self.adapters = self._loras.modules, self._loras.cache
         self.load_adapter, self.unload_adapter = self._loras.load, self._loras.unload
+        self._logprob_turns = LogprobTurns(is_needed=False)
         self._host = VllmHostTier(settings)
         self._limits: EngineLimits | None = None
         self._replay_obstacle: str | None = None
@@ -117,6 +119,7 @@ class VllmEngine(MovableByConnector[Migrations, EngineRequestState]):
         if self._settings.structured_outputs is not False and self._replay_obstacle is not None:
             log.warning("structured output cannot go on here", extra={"reason": self._replay_obstacle})
         self._load = LoadAccount(self._limits.kv_blocks)
+        self._logprob_turns = LogprobTurns(is_needed=self._core.mixes_logprobs)
         self._tasks.spawn(self._watch(self._core), name="liveness", on_error=lambda error: self._die(str(error)))
         return self._limits
 
@@ -148,6 +151,7 @@ class VllmEngine(MovableByConnector[Migrations, EngineRequestState]):
         if running is None or running.is_aborted or self._core is None:
             return
         running.is_aborted = True
+        self._logprob_turns.aborted(running)
         # A paused request brings no delta: it ends when it is resumed, or silently when it is released.
         if not running.is_paused:
             self._tasks.spawn(self._core.abort(request_id), name=f"abort {request_id}")
@@ -324,12 +328,13 @@ class VllmEngine(MovableByConnector[Migrations, EngineRequestState]):
         try:
             request = running.request
             adapter = await self._loras.ready(request.adapter)
-            prompt = await self._prompt(core, running, known)
-            if prompt is None:
-                return
-            steps = core.generate(running.request_id, prompt, params, priority, request.traceparent, adapter)
-            async for completion, cached_tokens, prompt_logprobs, queued_ms in steps:
-                self._deliver(running, completion, cached_tokens, prompt_logprobs, queued_ms)
+            async with self._logprob_turns.turn(running):
+                prompt = await self._prompt(core, running, known)
+                if prompt is None:
+                    return
+                steps = core.generate(running.request_id, prompt, params, priority, request.traceparent, adapter)
+                async for completion, cached_tokens, prompt_logprobs, queued_ms in steps:
+                    self._deliver(running, completion, cached_tokens, prompt_logprobs, queued_ms)
         except AdapterUnavailable as unavailable:
             self._end_with_error(running, str(unavailable), may_go_elsewhere=True)
         except RequestRefused as refused:
@@ -374,6 +379,7 @@ class VllmEngine(MovableByConnector[Migrations, EngineRequestState]):
             running.offset,
             completion,
             logprobs=request.sampling.logprobs,
+            named_token_ids=request.sampling.logprob_token_ids,
             cached_tokens=cached_tokens if running.tells_cached else None,
             queued_ms=queued_ms if running.tells_cached else None,
             prompt_logprobs=prompt_positions(

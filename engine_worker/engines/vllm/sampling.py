@@ -10,6 +10,7 @@ vLLM under its own name, as it is, unless something follows from that:
 - presence_penalty: likewise, but a token that was emitted before and is generated again after is penalised twice.
 - bad_words: vLLM looks at the tokens that it has generated itself. Of a word that has begun among the emitted ones, the
   rest is not generated at all any more: more is forbidden than was asked for, rather than less.
+- logprobs: vLLM takes a number or names, and counts the names itself.
 - prompt_logprobs: the prompt's were told before anything was emitted.
 - structured_outputs: exact, where the engine's connector gives the fresh grammar the emitted tokens
   (`connector/grammar.py`).
@@ -49,6 +50,7 @@ def sampling_arguments(request: EngineRequest, vocabulary: Vocabulary) -> dict[s
         # Words as text would need vLLM's tokenizer, which may not be loaded; this is what it makes of them.
         "bad_words": None,
         "_bad_words_token_ids": _bad_words(request) or None,
+        "logprobs": None if sampling.logprob_token_ids else sampling.logprobs,
         "prompt_logprobs": None if emitted else sampling.prompt_logprobs,
         "structured_outputs": json.loads(sampling.structured_outputs) if sampling.structured_outputs else None,
         "extra_args": json.loads(sampling.vllm_xargs) if sampling.vllm_xargs else None,

@@ -31,6 +31,8 @@ def check_beams(request: GenerationRequest) -> None:
         raise bad_request(f"At most {MAX_BEAMS} beams are possible, as `n`.", "n")
     if request.max_tokens == 0:
         raise bad_request("A beam search generates one token at least.", "max_tokens")
+    if request.logprob_token_ids:  # type: ignore[union-attr]
+        raise bad_request("A beam search takes no `logprob_token_ids`.", "logprob_token_ids")
 
 
 class BeamExchange(ModelExchange):

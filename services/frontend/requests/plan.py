@@ -389,6 +389,8 @@ def _sampling(
     structure: str,
     prompt_param: str,
 ) -> request_pb2.SamplingParams:
+    if request.logprob_token_ids:  # type: ignore[attr-defined]
+        _check_named_logprobs(request, logprobs)
     left_tokens = model.max_model_len_tokens - prompt_tokens
     if left_tokens < (max_tokens or 1):
         raise context_too_long(prompt_tokens, max_tokens or 1, model.max_model_len_tokens, prompt_param)
@@ -410,6 +412,15 @@ def _sampling(
         message = f"`min_tokens` must be at most max_tokens, which is {sampling.max_tokens}."
         raise bad_request(message, "min_tokens")
     return sampling_message(sampling)
+
+
+def _check_named_logprobs(request: SamplingFields, logprobs: int | None) -> None:
+    """vLLM's rules. Raises ApiError (400)."""
+    if logprobs is None:
+        raise bad_request("`logprob_token_ids` needs `logprobs`.", "logprob_token_ids")
+    if isinstance(request, CompletionRequest) and request.echo and request.max_tokens == 0:
+        message = "`logprob_token_ids` are of generated tokens, and an echo with `max_tokens: 0` has none."
+        raise bad_request(message, "logprob_token_ids")
 
 
 def _without_length(defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -155,8 +155,6 @@ class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True, 
     behind a blank."""
     vllm_xargs: Annotated[dict[str, ExtraArgument], Meta(max_length=64)] | None = None
     """For custom logits processors and other plugins of vLLM."""
-    logprob_token_ids: list[TokenId] | None = None
-    """Refused: vLLM 0.32 would give the other requests of the batch these tokens' logprobs instead of theirs."""
     cache_salt: CacheSalt | None = None
     """Only requests of the same salt find this one's KV in the prefix cache, so that none can tell by its speed what
     others asked."""

@@ -100,8 +100,6 @@ def _unsupported(request: SamplingFields) -> Iterator[tuple[str, str]]:
         yield "thinking_token_budget", "its engines do not count the tokens of reasoning."
     if request.stream and request.prompt_logprobs:  # type: ignore[attr-defined]
         yield "prompt_logprobs", "it is not allowed with `stream: true`."
-    if request.logprob_token_ids:
-        yield "logprob_token_ids", "other requests of the batch would get logprobs of these tokens; ask for rivals."
     for name in RESERVED_ARGUMENTS & (request.vllm_xargs or {}).keys():
         yield f"vllm_xargs.{name}", "the mesh sets it."
     if isinstance(request, ChatCompletionRequest):

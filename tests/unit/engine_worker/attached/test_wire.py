@@ -69,12 +69,25 @@ def test_logprobs_are_read_by_token_id_best_first() -> None:
         },
         "finish_reason": "stop",
     }
-    chunk = wire.parse_chunk(json.dumps({"choices": [choice]}).encode(), rivals=2)
+    chunk = wire.parse_chunk(json.dumps({"choices": [choice]}).encode(), SamplingParams(max_tokens=9, logprobs=2))
     assert chunk is not None
     assert (chunk.token_ids, chunk.finish_reason) == ((9,), FinishReason.STOP)
     (position,) = chunk.logprobs
     assert (position.chosen.token_id, position.chosen.logprob) == (9, -3.0)
     assert [each.token_id for each in position.top] == [4, 5]
+
+
+def test_named_tokens_are_asked_for_and_read_as_the_server_tells_them() -> None:
+    sampling = SamplingParams(max_tokens=9, logprobs=0, logprob_token_ids=(9, 5, 4))
+    told = body(sampling)
+    assert (told["logprobs"], told["logprob_token_ids"]) == (0, [9, 5, 4])
+    assert told["return_tokens_as_token_ids"]
+    top = {"token_id:9": -3.0, "token_id:5": -1.0, "token_id:4": -0.5}
+    logprobs = {"tokens": ["token_id:9"], "token_logprobs": [-3.0], "top_logprobs": [top]}
+    choice = {"text": "x", "token_ids": [9], "logprobs": logprobs, "finish_reason": None}
+    chunk = wire.parse_chunk(json.dumps({"choices": [choice]}).encode(), sampling)
+    assert chunk is not None
+    assert [each.token_id for each in chunk.logprobs[0].top] == [9, 5, 4]
 
 
 def test_usage_brings_nothing_and_an_error_in_mid_stream_is_one() -> None:

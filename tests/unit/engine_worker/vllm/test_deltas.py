@@ -52,6 +52,15 @@ def test_a_likely_chosen_token_is_among_its_rivals() -> None:
     assert delta.logprobs[0].top == (TokenLogprob(12, -0.5), TokenLogprob(11, -2.0))
 
 
+def test_named_tokens_come_behind_the_chosen_one_as_they_were_named() -> None:
+    candidates = {40: Candidate(-5.0, 9), 12: Candidate(-0.5, 1), 11: Candidate(-7.0, 2)}
+    delta = token_delta(
+        "r", 0, Output([40], [candidates]), logprobs=1, named_token_ids=(12, 40, 11), cached_tokens=None
+    )
+    top = (TokenLogprob(40, -5.0), TokenLogprob(12, -0.5), TokenLogprob(11, -7.0))
+    assert delta.logprobs == (PositionLogprobs(TokenLogprob(40, -5.0, 9), top),)
+
+
 def test_the_prompt_s_logprobs_begin_with_its_second_token() -> None:
     candidates = [None, {7: Candidate(-3.0, 8), 9: Candidate(-0.2, 1)}]
     expected = (PositionLogprobs(TokenLogprob(7, -3.0, 8), (TokenLogprob(9, -0.2),)),)

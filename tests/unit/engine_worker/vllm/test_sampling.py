@@ -1,5 +1,7 @@
 """The mapping of sampling parameters, continued requests included."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,6 +61,7 @@ def test_every_parameter_is_passed_on() -> None:
         "stop_token_ids": [2, 3, 50],
         "ignore_eos": False,
         "logprobs": 3,
+        "logprob_token_ids": None,
         "logit_bias": {60: 1.5},
         "allowed_token_ids": [60, 61],
         "bad_words": None,
@@ -69,6 +72,15 @@ def test_every_parameter_is_passed_on() -> None:
         "detokenize": False,
         "skip_clone": True,
     }
+
+
+def test_named_tokens_take_the_place_of_a_number_of_rivals() -> None:
+    sampling = SamplingParams(max_tokens=9, logprobs=3, logprob_token_ids=(60, 61))
+    arguments = sampling_arguments(request(sampling), VOCABULARY)
+    assert (arguments["logprobs"], arguments["logprob_token_ids"]) == (None, [60, 61])
+    assert refused(replace(sampling, logprob_token_ids=(60, 100))) == (
+        "token id 100 is outside the vocabulary of 100 tokens"
+    )
 
 
 def test_ignoring_the_end_of_sequence_keeps_the_stop_tokens() -> None:

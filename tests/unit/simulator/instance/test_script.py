@@ -150,6 +150,22 @@ def test_logprobs_of_a_tiny_vocabulary() -> None:
         assert sum(math.exp(candidate.logprob) for candidate in logprobs.top) < 1
 
 
+def test_named_tokens_have_the_logprobs_that_they_have_as_rivals() -> None:
+    sampling = SamplingParams(max_tokens=50, temperature=1.0, seed=3, logprobs=9, ignore_eos=True)
+    rivals = script(1, sampling)
+    for position in range(50):
+        likeliest = rivals.logprobs(position)
+        named = tuple(candidate.token_id for candidate in reversed(likeliest.top))
+        told = script(1, replace(sampling, logprobs=0, logprob_token_ids=(*named, 2))).logprobs(position)
+        assert told.chosen == told.top[0] == likeliest.chosen
+        assert {each.token_id: each.logprob for each in told.top[:-1]} == {
+            each.token_id: each.logprob for each in likeliest.top
+        }
+        order = [token_id for token_id in named if token_id != likeliest.chosen.token_id]
+        assert [each.token_id for each in told.top] == [likeliest.chosen.token_id, *order, 2]
+        assert told.top[-1].logprob < min(each.logprob for each in likeliest.top), "it is never said"
+
+
 def test_sampling_does_not_always_choose_the_likeliest() -> None:
     sampling = SamplingParams(max_tokens=400, temperature=1.0, seed=3, logprobs=2, ignore_eos=True)
     said = script(1, sampling)

@@ -49,7 +49,12 @@ def says(text: str, request: request_pb2.GenerateRequest, mesh: MeshOfFakes) -> 
     deltas = tokens(*([token_id] for token_id in ids), finish=request_pb2.FINISH_REASON_LENGTH)
     if request.sampling.HasField("logprobs"):
         for delta in deltas:
-            delta.logprobs.extend(logprobs_of(delta.token_ids, request.sampling.logprobs))
+            told = logprobs_of(delta.token_ids, request.sampling.logprobs)
+            named = request.sampling.logprob_token_ids
+            for position in told if named else ():
+                top = (request_pb2.TokenLogprob(token_id=token_id, logprob=-2.0) for token_id in named)
+                position.top.extend((position.chosen, *top))
+            delta.logprobs.extend(told)
     if request.sampling.HasField("prompt_logprobs"):
         deltas[0].prompt_logprobs.extend(logprobs_of(request.prompt_token_ids[1:], request.sampling.prompt_logprobs))
     return deltas
@@ -106,6 +111,27 @@ async def test_an_echoed_prompt_has_logprobs(model_path: Path, stream: bool) -> 
         spelled = [token for each in told for token in each["tokens"]]
         assert spelled[0] == "<s>", "a special token is no text, and counts by its name"
         assert offsets == list(accumulate(map(len, spelled), initial=0))[:-1]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_named_tokens_have_their_logprobs_behind_the_chosen_one(model_path: Path, path: str) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        await mesh.add_worker(lambda request: says(" jumps", request, mesh))
+        named = {"logprobs": 0 if path == COMPLETIONS else True, "logprob_token_ids": [80, 81]}
+        answer = await post(mesh, path, max_tokens=1, return_tokens_as_token_ids=True, **named)
+        sampling = mesh.worker.received[0].sampling
+        assert (sampling.logprobs, list(sampling.logprob_token_ids)) == (0, [80, 81])
+        chosen = mesh.ids(" jumps")[0]
+        async with mesh.http() as http:
+            body = {"model": "demo", "prompt": "a", "echo": True, "max_tokens": 0, **named, "logprobs": 1}
+            refused = await http.post(COMPLETIONS, json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprob_token_ids")
+    told = answer["choices"][0]["logprobs"]
+    spelled = [f"token_id:{token_id}" for token_id in (chosen, 80, 81)]
+    if path == COMPLETIONS:
+        assert list(told["top_logprobs"][0]) == spelled
+    else:
+        assert [each["token"] for each in told["content"][0]["top_logprobs"]] == spelled
 
 
 @pytest.mark.parametrize("echo", [False, True])
