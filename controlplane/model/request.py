@@ -63,6 +63,12 @@ class SamplingParams:
     seed: int | None = parameter(None, is_in_body=False)
     """Of this choice: a client's seed and the choice's number."""
     stop_token_ids: tuple[int, ...] = parameter((), "Tokens that end the answer; they are not shown.", TOKEN_IDS)
+    thinking_token_budget: int | None = parameter(
+        None,
+        "End the reasoning behind so many tokens, of a model that reasons; -1: whenever it ends by itself.",
+        Bounds(-1, INT32_MAX),
+        from_body=lambda budget: None if budget == -1 else budget,
+    )
     ignore_eos: bool = parameter(False, "Go on behind an end-of-sequence token.")
     logprobs: int | None = parameter(None, is_in_body=False)
     """None: no logprobs; k: the chosen token's and those of the k most likely tokens, unless `logprob_token_ids` says

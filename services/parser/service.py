@@ -102,6 +102,8 @@ def add(told: parser_pb2.ReadAnswerResponse, more: parser_pb2.ReadAnswerResponse
     """Join what one token adds to what those before it do; arguments of one call become one piece."""
     told.reasoning += more.reasoning
     told.content += more.content
+    if more.HasField("reasoning_tokens"):
+        told.reasoning_tokens = more.reasoning_tokens
     for call in more.calls:
         if told.calls and told.calls[-1].index == call.index and not call.HasField("name"):
             told.calls[-1].arguments += call.arguments

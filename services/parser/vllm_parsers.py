@@ -129,10 +129,15 @@ class _StreamedAnswer:
         self._request = request
         self._prompt_token_ids = list(begin.prompt_token_ids)
         self._answer_id = begin.answer_id
+        self._reasons = bool(begin.model.reasoning_parser)
+        self._token_ids: list[int] = []
 
     def push(self, text: str, token_ids: Sequence[int], *, is_last: bool) -> parser_pb2.ReadAnswerResponse:
         delta = self._parser.parse_delta(text, list(token_ids), self._request, self._prompt_token_ids, finished=is_last)
         told = parser_pb2.ReadAnswerResponse()
+        self._token_ids += token_ids
+        if is_last and self._reasons:
+            told.reasoning_tokens = self._parser.count_reasoning_tokens(self._token_ids)
         if delta is None:
             return told
         told.reasoning, told.content = delta.reasoning or "", delta.content or ""
@@ -152,6 +157,7 @@ class _WholeAnswer:
         self._parser = parser
         self._request = request
         self._answer_id = begin.answer_id
+        self._reasons = bool(begin.model.reasoning_parser)
         self._texts: list[str] = []
         self._token_ids: list[int] = []
 
@@ -166,6 +172,8 @@ class _WholeAnswer:
         )
         told.reasoning = (reasoning or "") if self._request.include_reasoning else ""
         told.content = content or ""
+        if self._reasons:
+            told.reasoning_tokens = self._parser.count_reasoning_tokens(self._token_ids)
         for index, call in enumerate(calls or ()):
             call_id = _call_id(call.id, index, self._answer_id)
             told.calls.add(index=index, name=call.name, arguments=call.arguments, id=call_id)

@@ -126,8 +126,8 @@ def body(choice: Any) -> str:
     return json.dumps({"model": "m", "tools": [TOOL], "tool_choice": choice})
 
 
-def theirs(path: Path, form: Format, ids: list[int], ends: bool) -> list[Any]:
-    """The delta of each token, as vLLM's server makes it."""
+def theirs(path: Path, form: Format, ids: list[int], ends: bool) -> tuple[list[Any], int]:
+    """The delta of each token, as vLLM's server makes it, and how many are reasoning."""
     import vllm.reasoning
     import vllm.tool_parsers  # noqa: F401  registers the names
     from tokenizers.decoders import DecodeStream
@@ -147,7 +147,7 @@ def theirs(path: Path, form: Format, ids: list[int], ends: bool) -> list[Any]:
         is_last = number == len(ids)
         text = "" if is_last and ends else text
         deltas.append(parser.parse_delta(text, [token_id], request, [5], finished=is_last))
-    return deltas
+    return deltas, parser.count_reasoning_tokens(ids)
 
 
 def told(delta: Any) -> tuple[str, str, list[tuple[int, str | None, str]]]:
@@ -180,12 +180,16 @@ async def test_delta_by_delta(folder: Path) -> None:
             (eos,) = text.eos_token_ids
             for ends in (True, False):
                 ids = text.encode(form.text) + ([eos] if ends else [])
-                expected = [told(delta) for delta in theirs(path, form, ids, ends)]
-                read = [ours(delta) for delta in await answer(OutsideParsers(process, model), text, ids, ends)]
-                assert read == expected, form.tools
+                deltas, reasoning_tokens = theirs(path, form, ids, ends)
+                answered = await answer(OutsideParsers(process, model), text, ids, ends)
+                read = [ours(delta) for delta in answered]
+                assert read == [told(delta) for delta in deltas], form.tools
+                assert answered[-1].reasoning_tokens == (reasoning_tokens if form.reasoning else None)
+                assert all(delta.reasoning_tokens is None for delta in answered[:-1])
                 assert any(calls for _, _, calls in read) or form is FORMATS[-1], f"{form.tools}: {read}"
         form = FORMATS[0]
-        expected = [told(delta) for delta in theirs(checkpoint(folder, form), form, ids_of(folder, form), False)]
+        deltas, _ = theirs(checkpoint(folder, form), form, ids_of(folder, form), False)
+        expected = [told(delta) for delta in deltas]
         model = parser_pb2.ParserModel(directory=str(checkpoint(folder, form)), tool_parser=form.tools)
         text = ModelText.load(checkpoint(folder, form), SystemClock().unix_s)
         read = [

@@ -131,6 +131,31 @@ def has_emitted(answer: Answer, tokens: int) -> bool:
     return len(answer.token_ids) >= tokens
 
 
+async def test_a_budget_ends_the_reasoning_wherever_it_goes_on(
+    thinking: tuple[Side, Side], tokenizer: Tokenizer
+) -> None:
+    """At an instance that goes on behind tokens of another one, too."""
+    source, target = thinking
+    begin, end = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
+    asked = (*counting(tokenizer, 2), begin)
+    sampling = replace(GREEDY, max_tokens=20, ignore_eos=True)
+    free = (await source.driver.answer(asked, sampling)).token_ids
+    assert end not in free
+    for budget in (0, 1, 4, 9):
+        limited = replace(sampling, thinking_token_budget=budget)
+        whole = (await source.driver.answer(asked, limited)).token_ids
+        assert whole.index(end) == budget, "as many tokens of reasoning as were allowed"
+        assert whole[:budget] == free[:budget]
+        for cut in {1, 2, max(1, budget - 1), max(1, budget), budget + 1, budget + 3}:
+            rest = (await target.driver.answer(asked, limited, whole[:cut])).token_ids
+            assert whole[:cut] + rest == whole, f"cut after {cut} of {budget}"
+    first, *others = counting(tokenizer, 2)
+    asked = (first, begin, *others)
+    free = (await source.driver.answer(asked, sampling)).token_ids
+    plenty = replace(sampling, thinking_token_budget=len(others) + free.index(end) + 1)
+    assert (await source.driver.answer(asked, plenty)).token_ids == free, "it ends by itself"
+
+
 async def test_preempted_requests_keep_to_their_grammar(thinking: tuple[Side, Side], tokenizer: Tokenizer) -> None:
     """More streams than there is KV memory for: some are preempted, computed again, and go on in the same JSON."""
     plenty, little = thinking

@@ -14,6 +14,7 @@ vLLM under its own name, as it is, unless something follows from that:
 - prompt_logprobs: the prompt's were told before anything was emitted.
 - structured_outputs: exact, where the engine's connector gives the fresh grammar the emitted tokens
   (`connector/grammar.py`).
+- thinking_token_budget: vLLM counts the reasoning that a prompt ends with. Exact.
 - seed: the state of the random generator is lost. The continuation draws from a seed derived from the request's
   and its position: the same for whoever continues there, but not what an uninterrupted run would have drawn.
 """

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from penstock.v1 import request_pb2
-from services.frontend.answers.message_text import tokens_shown
+from services.frontend.answers.message_text import reasoning_tokens, tokens_shown
 from services.frontend.parsers.deltas import MessageDelta
+from services.frontend.parsers.reasoning import ReasoningTokens
 from services.frontend.requests.plan import GenerationPlan
 from services.frontend.requests.schema import GenerationRequest
 from services.frontend.text.detokenizer import Detokenizer
@@ -75,6 +76,8 @@ class ChoicePiece:
     """What the parser process has made of it."""
     stop_reason: int | str | None = None
     """The stop token or the stop string that ended the choice."""
+    reasoning_tokens: int | None = None
+    """Of the choice, up to here; None where it is not counted here."""
 
 
 class ChoiceText:
@@ -88,6 +91,7 @@ class ChoiceText:
         "_prompt_logprobs",
         "_read",
         "_read_ids",
+        "_reasoning",
         "_rules",
         "_seen",
         "_shown",
@@ -97,8 +101,12 @@ class ChoiceText:
         "tokens",
     )
 
-    def __init__(self, index: int, detokenizer: Detokenizer, rules: TextRules) -> None:
+    def __init__(
+        self, index: int, detokenizer: Detokenizer, rules: TextRules, reasoning: ReasoningTokens | None = None
+    ) -> None:
+        """`reasoning` counts them; None: they are not counted here."""
         self._index = index
+        self._reasoning = reasoning
         self._detokenizer = detokenizer
         self._rules = rules
         self._stops = StopStrings(rules.stop, is_shown=rules.shows_stop)
@@ -143,6 +151,8 @@ class ChoiceText:
             said = said[: self._read_ids]
         if rules.keeps_token_ids:
             self._token_ids += said
+        if self._reasoning is not None:
+            self._reasoning.push(said)
         if finish is not None and not self._stops.stopped:
             held = self._stops.push(self._count(self._detokenizer.finish())) + self._stops.finish()
             text += held
@@ -160,7 +170,17 @@ class ChoiceText:
         parts, self._parts = self._parts, []
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, ()
         return ChoicePiece(
-            self._index, text, positions, finish, self.tokens, token_ids, prompt_logprobs, parts, None, stop_reason
+            self._index,
+            text,
+            positions,
+            finish,
+            self.tokens,
+            token_ids,
+            prompt_logprobs,
+            parts,
+            None,
+            stop_reason,
+            None if self._reasoning is None else self._reasoning.count,
         )
 
     def forget(self) -> None:
@@ -241,4 +261,5 @@ def choice_text(request: GenerationRequest, plan: GenerationPlan, index: int) ->
     shows_all = plan.read_by is not None and plan.read_by.shows_special_tokens
     skips = request.skip_special_tokens is not False and not shows_all
     shown = tokens_shown(request, plan.model)
-    return ChoiceText(index, text.detokenizer(prompt.token_ids, skip_special_tokens=skips, shown=shown), rules)
+    detokenizer = text.detokenizer(prompt.token_ids, skip_special_tokens=skips, shown=shown)
+    return ChoiceText(index, detokenizer, rules, reasoning_tokens(request, plan, index))

@@ -18,7 +18,13 @@ from services.frontend.answers.logprobs import (
     joined,
     prompt_logprobs,
 )
-from services.frontend.answers.message_text import MessageReading, MessageText, call_id, message_reading
+from services.frontend.answers.message_text import (
+    MessageReading,
+    MessageText,
+    call_id,
+    message_reading,
+    tells_reasoning_tokens,
+)
 from services.frontend.answers.schema import (
     SYSTEM_FINGERPRINT,
     CalledFunction,
@@ -32,6 +38,7 @@ from services.frontend.answers.schema import (
     ChatMessage,
     Completion,
     CompletionChoice,
+    CompletionTokensDetails,
     FinishReason,
     FunctionDelta,
     ToolCall,
@@ -85,6 +92,8 @@ class AnswerExtras:
     """Of the prefix cache; 0: not known."""
     is_batch: bool = False
     """A chat's choices are of several conversations, so there is no one prompt to tell of."""
+    tells_reasoning: bool = False
+    """The usage says how many tokens are reasoning."""
 
     @classmethod
     def of(cls, request: GenerationRequest, plan: GenerationPlan) -> "AnswerExtras":
@@ -102,16 +111,19 @@ class AnswerExtras:
             _role(request),
             plan.model.block_tokens,
             isinstance(request, ChatCompletionRequest) and len(plan.prompts) > 1,
+            tells_reasoning_tokens(request, plan),
         )
 
-    def usage_of(self, index: int, tokens: int) -> Usage | msgspec.UnsetType:
+    def usage_of(self, index: int, tokens: int, reasoning_tokens: int = 0) -> Usage | msgspec.UnsetType:
         """Of a choice that has so many tokens, if every chunk says so."""
         if not self.counts:
             return msgspec.UNSET
         prompt_tokens = len(self.prompts[index])
         usage = Usage(prompt_tokens, tokens, prompt_tokens + tokens)
         if self.is_chat:
-            usage.completion_tokens_details = None
+            usage.completion_tokens_details = (
+                CompletionTokensDetails(reasoning_tokens) if self.tells_reasoning else None
+            )
         return usage
 
     def ids_of(self, token_ids: Sequence[int]) -> list[int] | None:
@@ -149,6 +161,8 @@ class WholeChoice:
     """What the parser process has made of it."""
     stop_reason: int | str | None = None
     """The stop token or the stop string that ended it."""
+    reasoning_tokens: int | None = None
+    """None where the parser process has counted them, or nobody."""
 
     @classmethod
     def of(cls, pieces: Sequence[ChoicePiece]) -> "WholeChoice":
@@ -164,6 +178,7 @@ class WholeChoice:
             next((piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs), ()),
             last.message,
             last.stop_reason,
+            last.reasoning_tokens,
         )
 
 
@@ -223,6 +238,8 @@ class ChatFormat:
         self._header = header
         self._extras = extras
         self._messages = None if reading is None else [MessageText(reading) for _ in extras.echoes]
+        self._reasoning_tokens = [0] * len(extras.echoes)
+        """Of each choice, as far as it is read."""
         self._chunk = ChatCompletionChunk(
             header.request_id, header.created_unix_s, header.model, [], penstock=header.cascade
         )
@@ -257,25 +274,39 @@ class ChatFormat:
             return self._envelope.choice_event(choice)
         if finish is not None:
             choice.stop_reason = piece.stop_reason
-        chunk = msgspec.structs.replace(self._chunk, choices=[choice], usage=extras.usage_of(piece.index, piece.tokens))
+        usage = extras.usage_of(piece.index, piece.tokens, self._reasoning_tokens[piece.index])
+        chunk = msgspec.structs.replace(self._chunk, choices=[choice], usage=usage)
         if finish is not None and not self._header.include_usage:
             chunk.system_fingerprint = SYSTEM_FINGERPRINT
         return event(encode(chunk))
 
     def covered(self, piece: ChoicePiece) -> None:
         if self._messages is not None:
-            self._messages[piece.index].read(piece.text, piece.finish, piece.message)
+            self._read(self._messages[piece.index], piece)
 
     def go_on(self, before: AnswerFormat) -> None:
         assert isinstance(before, ChatFormat), "an answer keeps its form"
-        self._messages = before._messages
+        self._messages, self._reasoning_tokens = before._messages, before._reasoning_tokens
 
     def _delta(self, piece: ChoicePiece) -> ChatDelta:
         if self._messages is None:
             return ChatDelta(content=piece.text or None)
-        read = self._messages[piece.index].read(piece.text, piece.finish, piece.message)
+        read = self._read(self._messages[piece.index], piece)
         calls = [self._call_delta(piece.index, call) for call in read.calls]
         return ChatDelta(content=read.content or None, reasoning=read.reasoning or None, tool_calls=calls or None)
+
+    def _read(self, message: MessageText, part: ChoicePiece | WholeChoice) -> MessageDelta:
+        read = message.read(part.text, part.finish, part.message)
+        counted = read.reasoning_tokens if part.reasoning_tokens is None else part.reasoning_tokens
+        if counted is not None:
+            self._reasoning_tokens[part.index] = counted
+        return read
+
+    def _with_reasoning(self, usage: Usage) -> Usage:
+        if not self._extras.tells_reasoning or self._header.cascade is not msgspec.UNSET:
+            return usage
+        details = CompletionTokensDetails(sum(self._reasoning_tokens))
+        return msgspec.structs.replace(usage, completion_tokens_details=details)
 
     def _finish(self, part: ChoicePiece | WholeChoice) -> FinishReason | None:
         """To be asked once the part was read."""
@@ -290,7 +321,7 @@ class ChatFormat:
 
     def usage_event(self, usage: Usage) -> bytes:
         """The chunk without choices that `stream_options.include_usage` asks for."""
-        return _usage_event(self._chunk, self._extras.with_created(usage))
+        return _usage_event(self._chunk, self._with_reasoning(self._extras.with_created(usage)))
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         """The `chat.completion` object."""
@@ -302,7 +333,7 @@ class ChatFormat:
                 header.created_unix_s,
                 header.model,
                 listed,
-                extras.with_created(usage).whole(),
+                self._with_reasoning(extras.with_created(usage)).whole(),
                 prompt_logprobs=None if extras.is_batch else prompt_logprobs(choices[0].prompt_logprobs, header.text),
                 prompt_token_ids=None if extras.is_batch else extras.ids_of(_first(extras.prompts)),
                 prompt_text=extras.prompt_text,
@@ -321,7 +352,7 @@ class ChatFormat:
         echo = self._extras.echoes[choice.index]
         if self._messages is None:
             return ChatMessage(echo + choice.text, self._extras.role)
-        read = self._messages[choice.index].read(choice.text, choice.finish, choice.message)
+        read = self._read(self._messages[choice.index], choice)
         message = ChatMessage((echo + read.content) or None, self._extras.role)
         if read.reasoning:
             message.reasoning = read.reasoning

@@ -7,7 +7,7 @@ from xxhash import xxh3_128_hexdigest
 
 from services.frontend.parsers.deltas import CallDelta, MessageDelta, TextParser
 from services.frontend.parsers.forced import NamedParser, RequiredParser
-from services.frontend.parsers.reasoning import PlainText, ReasoningParser
+from services.frontend.parsers.reasoning import PlainText, ReasoningParser, ReasoningTokens
 from services.frontend.parsers.registry import reasoning_tags, tags_read, tool_parser
 from services.frontend.requests.models import ServedModel
 from services.frontend.requests.plan import GenerationPlan
@@ -58,7 +58,8 @@ class MessageText:
     def _shown(self, delta: MessageDelta) -> MessageDelta:
         most = self._reading.max_calls
         calls = delta.calls if most is None else tuple(call for call in delta.calls if call.index < most)
-        return MessageDelta(delta.reasoning if self._reading.has_reasoning else "", delta.content, calls)
+        reasoning = delta.reasoning if self._reading.has_reasoning else ""
+        return MessageDelta(reasoning, delta.content, calls, delta.reasoning_tokens)
 
 
 def message_reading(request: ChatCompletionRequest, plan: GenerationPlan) -> MessageReading | None:
@@ -85,6 +86,21 @@ def message_reading(request: ChatCompletionRequest, plan: GenerationPlan) -> Mes
         has_reasoning=request.include_reasoning is not False,
         max_calls=1 if request.parallel_tool_calls is False else None,
     )
+
+
+def reasoning_tokens(request: GenerationRequest, plan: GenerationPlan, index: int) -> ReasoningTokens | None:
+    """Counts those of a choice; None where the parser process does, or nobody can tell."""
+    tags = reasoning_tags(plan.model.reasoning_parser)
+    if tags is None or plan.read_by is not None or not isinstance(request, ChatCompletionRequest):
+        return None
+    return tags.tokens(plan.prompts[index // plan.n].token_ids, plan.model.text.token_id)
+
+
+def tells_reasoning_tokens(request: GenerationRequest, plan: GenerationPlan) -> bool:
+    """Whether the usage says how many tokens are reasoning."""
+    if plan.read_by is not None:
+        return plan.model.outside is not None and plan.model.outside.reads_reasoning
+    return reasoning_tokens(request, plan, 0) is not None
 
 
 def tokens_shown(request: GenerationRequest, model: ServedModel) -> frozenset[str]:

@@ -31,6 +31,12 @@ class PromptTokensDetails(msgspec.Struct):
         return PromptTokensDetails(self.cached_tokens, created, msgspec.UNSET)
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """What the generated tokens of a chat are."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     """Tokens of all prompts and all choices."""
 
@@ -39,11 +45,13 @@ class Usage(msgspec.Struct):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType = msgspec.UNSET
     """Left out while a stream goes on."""
-    completion_tokens_details: msgspec.UnsetType | None = msgspec.UNSET
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType | None = msgspec.UNSET
+    """Of a chat with a model that reasons."""
 
     def whole(self) -> "Usage":
         """As an answer that is not streamed says it: every field is there."""
-        return msgspec.structs.replace(self, completion_tokens_details=None)
+        is_known = isinstance(self.completion_tokens_details, CompletionTokensDetails)
+        return self if is_known else msgspec.structs.replace(self, completion_tokens_details=None)
 
     def in_stream(self) -> "Usage":
         """As the last chunk of a stream says it."""

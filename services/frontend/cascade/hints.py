@@ -9,8 +9,12 @@ from services.frontend.cascade.latency_estimates import TierLatencyEstimates
 from services.frontend.errors import bad_request, unavailable
 from services.frontend.requests.schema import CascadeHints, ChatCompletionRequest, CompletionRequest
 
-_OF_ONE_MODEL = ("return_token_ids", "prompt_logprobs", "allowed_token_ids", "logprob_token_ids", "use_beam_search")
-"""Parameters in or about token ids, which tiers do not share, and about a prompt, which each tier reads by itself."""
+_OF_ONE_MODEL = (
+    *("return_token_ids", "prompt_logprobs", "allowed_token_ids", "logprob_token_ids", "use_beam_search"),
+    "thinking_token_budget",
+)
+"""Parameters in or about token ids, which tiers do not share, about a prompt, which each tier reads by itself, and
+about reasoning, which not every tier does."""
 
 
 def terms_in_force(record: CascadeRecord) -> CascadeTerms:

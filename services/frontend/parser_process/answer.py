@@ -197,6 +197,8 @@ class OutsideAnswer:
             to.say(told.content)
             for call in told.calls:
                 to.call(call.index, call.name if call.HasField("name") else None, call.arguments, call.id)
+            if told.HasField("reasoning_tokens"):
+                to.reasoning_tokens = told.reasoning_tokens
             start = until
             if start >= end:
                 return to.built()

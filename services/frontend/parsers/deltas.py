@@ -26,6 +26,8 @@ class MessageDelta:
     reasoning: str = ""
     content: str = ""
     calls: Sequence[CallDelta] = ()
+    reasoning_tokens: int | None = None
+    """Of the whole answer, where the parser process has read its end."""
 
     def __bool__(self) -> bool:
         return bool(self.reasoning or self.content or self.calls)
@@ -45,12 +47,13 @@ class TextParser(Protocol):
 class DeltaBuilder:
     """Gathers what one piece of text adds."""
 
-    __slots__ = ("_calls", "_content", "_reasoning")
+    __slots__ = ("_calls", "_content", "_reasoning", "reasoning_tokens")
 
     def __init__(self) -> None:
         self._reasoning = ""
         self._content = ""
         self._calls: list[CallDelta] = []
+        self.reasoning_tokens: int | None = None
 
     def reason(self, text: str) -> None:
         self._reasoning += text
@@ -73,4 +76,4 @@ class DeltaBuilder:
             self.call(call.index, call.name, call.arguments, call.id)
 
     def built(self) -> MessageDelta:
-        return MessageDelta(self._reasoning, self._content, tuple(self._calls))
+        return MessageDelta(self._reasoning, self._content, tuple(self._calls), self.reasoning_tokens)

@@ -23,6 +23,29 @@ def is_reasoning_open(
     return True
 
 
+class ReasoningTokens:
+    """Counts those of an answer's tokens that are reasoning; not the tags around it."""
+
+    __slots__ = ("_begin_id", "_end_ids", "_is_open", "count")
+
+    def __init__(self, begin_id: int | None, end_ids: frozenset[int], *, is_open: bool) -> None:
+        """`end_ids`: tokens that end it, whatever they begin. `is_open`: the answer begins with reasoning."""
+        self._begin_id = begin_id
+        self._end_ids = end_ids
+        self._is_open = is_open
+        self.count = 0
+
+    def push(self, token_ids: Sequence[int]) -> None:
+        """The next tokens of the answer."""
+        if not self._is_open:
+            return
+        for token_id in token_ids:
+            if token_id in self._end_ids:
+                self._is_open = False
+                return
+            self.count += token_id != self._begin_id
+
+
 class ReasoningParser:
     """A `TextParser` that leaves what follows the reasoning to another one. It begins within the reasoning.
 

@@ -9,7 +9,7 @@ from services.frontend.parsers.deltas import TextParser
 from services.frontend.parsers.hermes import HermesParser
 from services.frontend.parsers.llama3_json import Llama3JsonParser
 from services.frontend.parsers.qwen3_coder import Qwen3CoderParser
-from services.frontend.parsers.reasoning import END_OF_THINKING, THINK, is_reasoning_open
+from services.frontend.parsers.reasoning import END_OF_THINKING, THINK, ReasoningTokens, is_reasoning_open
 
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 
@@ -27,6 +27,14 @@ class ReasoningTags:
         """Whether an answer to this prompt begins with reasoning. `token_id`: of a token by its text."""
         turns = frozenset(found for turn in self.turns if (found := token_id(turn)) is not None)
         return is_reasoning_open(prompt_token_ids, token_id(THINK), token_id(END_OF_THINKING), turns)
+
+    def tokens(self, prompt_token_ids: Sequence[int], token_id: Callable[[str], int | None]) -> ReasoningTokens | None:
+        """Counts those of an answer to this prompt; None where no token of the model ends its reasoning."""
+        if (end_id := token_id(END_OF_THINKING)) is None:
+            return None
+        ends = (found for tag in self.endings if (found := token_id(tag)) is not None)
+        is_open = self.is_open(prompt_token_ids, token_id)
+        return ReasoningTokens(token_id(THINK), frozenset((end_id, *ends)), is_open=is_open)
 
 
 TOOL_PARSERS: Final[Mapping[str, Callable[[Schemas], TextParser]]] = MappingProxyType(

@@ -52,6 +52,16 @@ class OutputConfig(msgspec.Struct, kw_only=True):
     format: OutputFormat | None = None
 
 
+class ThinkingConfig(msgspec.Struct, kw_only=True):
+    """Whether the model is to reason: a model that does so does it by itself, and its budget can be limited."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Meta(ge=1024, le=INT32_MAX)] | None = None
+    """The chat's `thinking_token_budget`, if enabled."""
+    display: str | None = None
+    """Without effect, as in vLLM."""
+
+
 class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages/count_tokens"""
 
@@ -75,8 +85,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tr
     """Without effect."""
     service_tier: str | None = None
     """Without effect."""
-    thinking: dict[str, Any] | None = None
-    """Accepted if disabled or adaptive: a model that reasons does so by itself."""
+    thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
 
     # vLLM's, checked as parameters of the chat completion.
@@ -126,14 +135,20 @@ def chat_body(request: CountTokensRequest) -> dict[str, Any]:
 
 
 def _sampling(request: MessagesRequest) -> dict[str, Any]:
-    if request.thinking is not None and request.thinking.get("type") not in ("disabled", "adaptive"):
-        raise bad_request("`thinking` cannot be switched on: a model that reasons does so by itself.", "thinking")
+    thinking, budget_tokens = request.thinking, None
+    if thinking is not None and thinking.type == "enabled":
+        budget_tokens = thinking.budget_tokens
+        if budget_tokens is None:
+            raise bad_request(
+                "`thinking.budget_tokens` is missing.", "thinking.budget_tokens", "missing_required_parameter"
+            )
     given = {
         "max_tokens": request.max_tokens,
         "temperature": request.temperature,
         "top_p": request.top_p,
         "top_k": request.top_k,
         "stop": request.stop_sequences or None,
+        "thinking_token_budget": budget_tokens,
         **{name: getattr(request, name) for name in _SAME_IN_CHATS},
     }
     if (config := request.output_config) is not None:

@@ -408,6 +408,9 @@ def _sampling(
     for name, token_ids in sampling.listed_token_ids.items():
         if token_ids and max(token_ids) >= model.text.vocabulary_size:
             raise bad_request(f"`{model.name}` has {model.text.vocabulary_size} tokens; an id is beyond.", name)
+    if sampling.thinking_token_budget is not None and not model.reasoning_parser:
+        message = f"`{model.name}` does not reason, as far as its workers know: they have no `reasoning_parser`."
+        raise bad_request(message, "thinking_token_budget")
     if sampling.min_tokens > sampling.max_tokens:
         message = f"`min_tokens` must be at most max_tokens, which is {sampling.max_tokens}."
         raise bad_request(message, "min_tokens")

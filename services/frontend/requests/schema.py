@@ -170,8 +170,6 @@ class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True, 
     kv_transfer_params: dict[str, Any] | None = None
     """Accepted; without effect: the mesh moves KV by itself."""
     ec_transfer_params: dict[str, Any] | None = None
-    thinking_token_budget: int | dict[str, Any] | None = None
-    """Refused."""
     routed_experts_prompt_start: Annotated[int, Meta(ge=0)] | None = None
 
     response_format: ResponseFormat | None = None

@@ -96,8 +96,6 @@ def refuse_unsupported(request: SamplingFields) -> None:
 def _unsupported(request: SamplingFields) -> Iterator[tuple[str, str]]:
     if request.stream_options is not None and not request.stream:
         yield "stream_options", "it is only allowed with `stream: true`."
-    if request.thinking_token_budget is not None:
-        yield "thinking_token_budget", "its engines do not count the tokens of reasoning."
     if request.stream and request.prompt_logprobs:  # type: ignore[attr-defined]
         yield "prompt_logprobs", "it is not allowed with `stream: true`."
     for name in RESERVED_ARGUMENTS & (request.vllm_xargs or {}).keys():

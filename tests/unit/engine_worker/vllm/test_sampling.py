@@ -60,6 +60,7 @@ def test_every_parameter_is_passed_on() -> None:
         "seed": 7,
         "stop_token_ids": [2, 3, 50],
         "ignore_eos": False,
+        "thinking_token_budget": None,
         "logprobs": 3,
         "logprob_token_ids": None,
         "logit_bias": {60: 1.5},

@@ -195,6 +195,58 @@ async def test_reasoning_is_told_apart(checkpoint: Path) -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("parser", ["deepseek_r1", "qwen3"])
+async def test_the_usage_counts_the_tokens_of_the_reasoning(checkpoint: Path, parser: str) -> None:
+    said = "It\nmay rain.</think>Take an umbrella."
+    asked: Any = {"model": "demo", "messages": USER}
+    async with saying(checkpoint, said, reasoning_parser=parser) as mesh, mesh.client() as client:
+        expected = len(mesh.ids("It\nmay rain."))
+        answer = await client.chat.completions.create(**asked, extra_body={"include_reasoning": False})
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens_details is not None
+        assert answer.usage.completion_tokens_details.reasoning_tokens == expected
+        options: Any = {"include_usage": True, "continuous_usage_stats": True}
+        counts = []
+        async for chunk in await client.chat.completions.create(**asked, n=2, stream=True, stream_options=options):
+            assert chunk.usage is not None
+            assert chunk.usage.completion_tokens_details is not None
+            counts.append(chunk.usage.completion_tokens_details.reasoning_tokens)
+        assert (counts[:2], counts[-1]) == ([0, 0], 2 * expected)
+        assert max(counts[:-1]) == expected, "of one choice"
+        closed: Any = [*USER, {"role": "assistant", "content": "<think></think>"}]
+        answer = await client.chat.completions.create(model="demo", messages=closed)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens_details is not None
+        assert answer.usage.completion_tokens_details.reasoning_tokens == 0
+        completion = await client.completions.create(model="demo", prompt="hi")
+        assert completion.usage is not None
+        assert completion.usage.completion_tokens_details is None
+    async with saying(checkpoint, said) as mesh, mesh.client() as client:
+        answer = await client.chat.completions.create(**asked)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens_details is None
+
+
+@pytest.mark.asyncio
+async def test_a_budget_of_the_reasoning_reaches_the_engine(checkpoint: Path) -> None:
+    async with saying(checkpoint, "hm</think>It rains.", reasoning_parser="qwen3") as mesh, mesh.http() as http:
+        for path, fields, budget in (
+            ("chat/completions", {"thinking_token_budget": 9}, 9),
+            ("chat/completions", {"thinking_token_budget": 0}, 0),
+            ("chat/completions", {"thinking_token_budget": -1}, None),
+            ("messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, 1024),
+            ("messages", {"thinking": {"type": "adaptive"}}, None),
+        ):
+            answer = await http.post(
+                f"/v1/{path}", json={"model": "demo", "messages": USER, "max_tokens": 90, **fields}
+            )
+            assert answer.status_code == 200, answer.text
+            sampling = mesh.worker.received[-1].sampling
+            told = sampling.thinking_token_budget if sampling.HasField("thinking_token_budget") else None
+            assert told == budget, fields
+
+
+@pytest.mark.asyncio
 async def test_reasoning_before_a_call_under_a_grammar(checkpoint: Path) -> None:
     said = 'hm</think>[{"name": "now", "parameters": {}}]'
     async with saying(checkpoint, said, reasoning_parser="qwen3") as mesh:

@@ -32,7 +32,8 @@ class FakeParsers:
 class FakeAnswer:
     def __init__(self, begin: parser_pb2.BeginAnswer) -> None:
         self._begin = begin
-        self._thinks = bool(begin.model.reasoning_parser)
+        self._reasons = self._thinks = bool(begin.model.reasoning_parser)
+        self._thoughts = 0
         self._call = -1
         self._said = ""
         self._in_name = self._in_call = False
@@ -48,6 +49,7 @@ class FakeAnswer:
         if "§die" in self._said:
             os._exit(9)
         told = parser_pb2.ReadAnswerResponse()
+        self._thoughts += self._thinks * len(token_ids)
         for character in text:
             if self._thinks:
                 self._thinks = character != "|"
@@ -68,6 +70,8 @@ class FakeAnswer:
                 told.content += character
         if is_last:
             told.content += "."
+            if self._reasons:
+                told.reasoning_tokens = self._thoughts
         return told
 
 

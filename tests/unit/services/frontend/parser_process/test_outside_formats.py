@@ -69,6 +69,17 @@ async def test_answers_are_read_by_the_process(checkpoint: Path) -> None:
         assert calls == CALLS[:1]
         await streamed(mesh, tools=[NOW], tool_choice="required")
         assert mesh.worker.received[-1].sampling.structured_outputs == '{"json_object": true}'
+        async with mesh.http() as http:
+            path, body = (
+                "/v1/chat/completions",
+                {"model": "demo", "messages": [{"role": "user", "content": "x"}], "n": 2},
+            )
+            counted = len(mesh.ids("A thought, über Wetter.|"))
+            told = (await http.post(path, json=body)).json()["usage"]["completion_tokens_details"]
+            assert told == {"reasoning_tokens": 2 * counted}
+            options = {"stream": True, "stream_options": {"include_usage": True}}
+            text = (await http.post(path, json=body | options)).text
+            assert f'"completion_tokens_details":{{"reasoning_tokens":{2 * counted}}}' in text
         earlier = {"id": "a", "type": "function", "function": {"name": "now", "arguments": '{"city": ""}'}}
         history = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [earlier]}]
         _, _, calls, _ = await streamed(mesh, messages=history, tools=[NOW])

@@ -16,7 +16,7 @@ from services.frontend.parsers.hermes import HermesParser
 from services.frontend.parsers.json_members import ObjectReader
 from services.frontend.parsers.llama3_json import Llama3JsonParser
 from services.frontend.parsers.qwen3_coder import Qwen3CoderParser
-from services.frontend.parsers.reasoning import PlainText, ReasoningParser, is_reasoning_open
+from services.frontend.parsers.reasoning import PlainText, ReasoningParser, ReasoningTokens, is_reasoning_open
 
 SCHEMAS = {
     "weather": {"city": {"type": "string"}, "days": {"type": "integer"}, "of": {"type": ["object", "null"]}},
@@ -236,6 +236,20 @@ def test_whether_an_answer_begins_with_reasoning() -> None:
     assert is_reasoning_open([1, begin], begin, end)
     assert not is_reasoning_open([1, begin, 3, end, 4], begin, end)
     assert is_reasoning_open([begin, end, 9, 2], begin, end, turn), "that was an earlier turn's"
+
+
+@given(st.lists(st.integers(0, 6), max_size=12), st.integers(1, 4))
+def test_tokens_of_the_reasoning_are_counted_however_they_come(token_ids: list[int], step: int) -> None:
+    begin, end, call = 4, 5, 6
+    tokens = ReasoningTokens(begin, frozenset((end, call)), is_open=True)
+    for at in range(0, len(token_ids), step):
+        tokens.push(token_ids[at : at + step])
+    ends = [at for at, token_id in enumerate(token_ids) if token_id in (end, call)]
+    reasoning = token_ids[: ends[0]] if ends else token_ids
+    assert tokens.count == len([token_id for token_id in reasoning if token_id != begin])
+    closed = ReasoningTokens(begin, frozenset((end,)), is_open=False)
+    closed.push(token_ids)
+    assert closed.count == 0
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3_json", "qwen3_coder", "required", "reasoning"])
