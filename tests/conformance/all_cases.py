@@ -5,6 +5,7 @@ from tests.conformance.chat_cases import CASES as CHAT_CASES
 from tests.conformance.completion_cases import CASES as COMPLETION_CASES
 from tests.conformance.other_cases import MESSAGES_CASES, RESPONSES_CASES, SERVER_CASES, TOKENIZER_CASES
 from tests.conformance.pooling_cases import CASES as POOLING_CASES
+from tests.conformance.reasoning_cases import CASES as REASONING_CASES
 
 CASES: list[Case] = [
     *CHAT_CASES,
@@ -13,5 +14,6 @@ CASES: list[Case] = [
     *MESSAGES_CASES,
     *TOKENIZER_CASES,
     *SERVER_CASES,
+    *REASONING_CASES,
     *POOLING_CASES,
 ]

@@ -13,6 +13,7 @@ VOLATILE = frozenset(
         *("id", "created", "created_at", "completed_at", "item_id", "call_id", "response_id", "system_fingerprint"),
         *("sequence_number", "cached_tokens", "cached_tokens_per_turn", "cache_read_input_tokens"),
         *("cache_creation_input_tokens", "cache_write_tokens", "created_cache_tokens", "message", "server_load"),
+        "signature",
     )
 )
 """Names of what differs from run to run, or is for people to read: only the type is compared."""

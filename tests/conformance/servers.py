@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +16,7 @@ import httpx
 
 from tests.in_time import eventually
 from tests.mesh.running_mesh import RunningMesh, free_port
+from tests.vllm.thinking_model import SWITCH, make_thinker
 from tests.vllm.tiny_bert import make_tiny_bert
 
 MODELS = Path(__file__).resolve().parents[2] / "demo" / "models"
@@ -36,7 +38,7 @@ STOCK_ARGUMENTS = ("--dtype", "float32", "--enforce-eager", "--block-size", "32"
 class Served:
     """A model, and how both servers are started with it."""
 
-    model: str | Callable[[Path], None]
+    model: str | Callable[[Path], object]
     """A demo model, or what writes one into a folder."""
     stock: tuple[str, ...]
     mesh: tuple[str, ...]
@@ -73,6 +75,11 @@ SERVED: Mapping[str, Served] = MappingProxyType(
                 *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
             ),
             ("--tool-call-parser", "hermes"),
+        ),
+        "thinks": Served(
+            partial(make_thinker, switch=SWITCH),
+            ("--reasoning-parser", "qwen3", "--enable-prompt-tokens-details"),
+            ("--reasoning-parser", "qwen3"),
         ),
         "vectors": _pooling("embed"),
         "tokens": _pooling("embed", "token_embed"),

@@ -7,14 +7,20 @@ from tokenizers import Tokenizer
 
 from tests.vllm.moving import MODEL
 
+SWITCH = "{% if enable_thinking is defined %}<think>{% if not enable_thinking %}</think>{% endif %}{% endif %}"
+"""Behind the beginning of an answer, as the templates of such models have it."""
 
-def make_thinker(path: Path) -> Path:
-    """Write the checkpoint."""
+
+def make_thinker(path: Path, switch: str = "") -> Path:
+    """Write the checkpoint. `switch` ends its chat template."""
     from safetensors.torch import load_file, save_file
 
     path.mkdir(exist_ok=True)
-    for name in ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json"):
+    for name in ("special_tokens_map.json", "generation_config.json"):
         (path / name).write_bytes((MODEL / name).read_bytes())
+    about_tokens = json.loads((MODEL / "tokenizer_config.json").read_text())
+    about_tokens["chat_template"] += switch
+    (path / "tokenizer_config.json").write_text(json.dumps(about_tokens))
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     tokenizer.add_tokens(["<think>", "</think>"])
     tokenizer.save(str(path / "tokenizer.json"))

@@ -152,7 +152,7 @@ class ChoiceText:
         if rules.keeps_token_ids:
             self._token_ids += said
         if self._reasoning is not None:
-            self._reasoning.push(said)
+            self._reasoning.push(token_ids[: self._read_ids] if self._stops.stopped else token_ids)
         if finish is not None and not self._stops.stopped:
             held = self._stops.push(self._count(self._detokenizer.finish())) + self._stops.finish()
             text += held

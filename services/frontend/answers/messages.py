@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 import msgspec
+from xxhash import xxh3_128_hexdigest
 
 from services.frontend.answers.sse import encode
 
@@ -23,6 +24,8 @@ class MessagesTranslator:
         self._block: str | None = None
         """Type of the block that is open."""
         self._blocks = 0
+        self._thought = ""
+        """The reasoning of the block that is open."""
         self._calls = -1
         """Index of the call whose arguments are being written."""
         self._finish = "stop"
@@ -34,7 +37,8 @@ class MessagesTranslator:
         message = choice["message"]
         content: list[dict[str, Any]] = []
         if message.get("reasoning"):
-            content.append({"type": "thinking", "thinking": message["reasoning"], "signature": ""})
+            thought = message["reasoning"]
+            content.append({"type": "thinking", "thinking": thought, "signature": _signature(thought)})
         if message.get("content"):
             content.append({"type": "text", "text": message["content"]})
         for call in message.get("tool_calls") or ():
@@ -56,6 +60,7 @@ class MessagesTranslator:
         for choice in chunk["choices"]:
             delta = choice["delta"]
             if delta.get("reasoning"):
+                self._thought += delta["reasoning"]
                 body += self._delta("thinking", {"type": "thinking_delta", "thinking": delta["reasoning"]})
             if delta.get("content"):
                 body += self._delta("text", {"type": "text_delta", "text": delta["content"]})
@@ -94,9 +99,11 @@ class MessagesTranslator:
     def _delta(self, kind: str, delta: dict[str, Any]) -> bytes:
         body = b""
         if self._block != kind:
-            empty = {"text": ""} if kind == "text" else {"thinking": "", "signature": ""}
-            body = self._open(kind, {"type": kind, **empty})
-        return body + _event("content_block_delta", {"index": self._blocks - 1, "delta": delta})
+            body = self._open(kind, {"type": kind, kind: ""})
+        return body + self._block_delta(delta)
+
+    def _block_delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", {"index": self._blocks - 1, "delta": delta})
 
     def _call(self, call: dict[str, Any]) -> bytes:
         body, function = b"", call.get("function") or {}
@@ -110,8 +117,7 @@ class MessagesTranslator:
             }
             body = self._open("tool_use", block)
         if function.get("arguments"):
-            delta = {"type": "input_json_delta", "partial_json": function["arguments"]}
-            body += _event("content_block_delta", {"index": self._blocks - 1, "delta": delta})
+            body += self._block_delta({"type": "input_json_delta", "partial_json": function["arguments"]})
         return body
 
     def _open(self, kind: str, block: dict[str, Any]) -> bytes:
@@ -123,12 +129,20 @@ class MessagesTranslator:
     def _close(self) -> bytes:
         if self._block is None:
             return b""
-        self._block = None
-        return _event("content_block_stop", {"index": self._blocks - 1})
+        signed = b""
+        if self._block == "thinking":
+            signed = self._block_delta({"type": "signature_delta", "signature": _signature(self._thought)})
+        self._block, self._thought = None, ""
+        return signed + _event("content_block_stop", {"index": self._blocks - 1})
 
 
 def _event(kind: str, fields: dict[str, Any]) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + encode({"type": kind, **fields}) + b"\n\n"
+
+
+def _signature(thought: str) -> str:
+    """Clients want one of each thought. Nobody checks it: any thought may be sent back."""
+    return xxh3_128_hexdigest(thought.encode())
 
 
 def _stop(finish: str, found: int | str | None) -> dict[str, str | None]:

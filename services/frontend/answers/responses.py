@@ -63,8 +63,8 @@ class ResponsesTranslator:
             function = call["function"]
             item = self._new_item("function_call", function["arguments"], call["id"], function["name"])
             self._output.append(item)
-        for item in self._output:
-            item["status"] = self._item_status()
+        for item in self._output:  # vLLM's reading: what it thought before it answered has no status, but in a stream
+            item["status"] = None if item["type"] == "reasoning" else self._item_status()
         return self._finished()
 
     def event(self, chunk: dict[str, Any]) -> bytes:
@@ -145,11 +145,12 @@ class ResponsesTranslator:
         closed = self._close()
         self._output.append(item)
         self._is_open = True
-        shown = {**item, "content": []} if "content" in item else item
+        is_message = item["type"] == "message"
+        shown = {**item, "content": [] if is_message else None} if "content" in item else item
         body = self._event("response.output_item.added", {"output_index": len(self._output) - 1, "item": shown})
-        if item["type"] == "message":
-            part = {**self._place(), "content_index": 0, "part": {**item["content"][0], "logprobs": []}}
-            body += self._event("response.content_part.added", part)
+        if "content" in item:
+            part = {**item["content"][0], "logprobs": []} if is_message else item["content"][0]
+            body += self._event("response.content_part.added", {**self._place(), "content_index": 0, "part": part})
         return closed + body
 
     def _close(self) -> bytes:
@@ -168,8 +169,7 @@ class ResponsesTranslator:
             name = "response.output_text.done" if is_message else "response.reasoning_text.done"
             fields: dict[str, Any] = {"logprobs": []} if is_message else {}
             body = self._event(name, {**place, "content_index": 0, "text": part["text"], **fields})
-            if is_message:
-                body += self._event("response.content_part.done", {**place, "content_index": 0, "part": part})
+            body += self._event("response.content_part.done", {**place, "content_index": 0, "part": part})
         return body + self._event("response.output_item.done", {"output_index": place["output_index"], "item": item})
 
     def _new_item(self, kind: str, text: str, call_id: str = "", name: str = "") -> dict[str, Any]:
@@ -186,7 +186,8 @@ class ResponsesTranslator:
             }
         if kind == "reasoning":
             content = [{"type": "reasoning_text", "text": text}]
-            return {"type": kind, "id": f"rs_{own}_{number}", "summary": [], "content": content, "status": _UNFINISHED}
+            item = {"type": kind, "id": f"rs_{own}_{number}", "summary": [], "content": content}
+            return {**item, "encrypted_content": None, "status": _UNFINISHED}
         part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": [], "logprobs": None}
         return {
             "type": kind,

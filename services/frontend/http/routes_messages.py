@@ -34,7 +34,8 @@ def messages_routes(service: CascadeService) -> APIRouter:
         async def answer() -> Response:
             body, unknown = decode_leniently(await timely_body(frontend, request), MessagesRequest)
             translator = MessagesTranslator(f"msg_{frontend.entropy.token_hex(16)}")
-            exchange = await accept_chat(service, request, messages_schema.chat_body(body), "msg", unknown)
+            chat = messages_schema.chat_body(body, await _effort_without_thinking(service, request, body))
+            exchange = await accept_chat(service, request, chat, "msg", unknown)
             return TranslatedExchange(exchange, translator)
 
         return await _as_anthropic(frontend, request, answer)
@@ -45,7 +46,8 @@ def messages_routes(service: CascadeService) -> APIRouter:
 
         async def answer() -> Response:
             body, unknown = decode_leniently(await timely_body(frontend, request), CountTokensRequest)
-            chat = decode_body(encode(messages_schema.chat_body(body)), ChatCompletionRequest)
+            effort = await _effort_without_thinking(service, request, body)
+            chat = decode_body(encode(messages_schema.chat_body(body, effort)), ChatCompletionRequest)
             model = await frontend.model(chat.model, await frontend.authenticate(authorization_of(request)))
             with frontend.media.held(frontend.clock() + frontend.settings.request_deadline_s) as media:
                 plan = await plan_chat(chat, "count", model, frontend.threads, media)
@@ -55,6 +57,15 @@ def messages_routes(service: CascadeService) -> APIRouter:
         return await _as_anthropic(frontend, request, answer)
 
     return router
+
+
+async def _effort_without_thinking(service: CascadeService, request: Request, body: CountTokensRequest) -> str:
+    """The model's; `none` where nobody needs it, and of a cascade, whose models differ."""
+    frontend = service.frontend
+    if not messages_schema.disables_thinking(body) or service.cascades.records.get(body.model) is not None:
+        return "none"
+    model = await frontend.model(body.model, await frontend.authenticate(authorization_of(request)))
+    return "none" if model.text.template is None else model.text.template.effort_without_thinking
 
 
 async def _as_anthropic(

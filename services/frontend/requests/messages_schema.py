@@ -53,7 +53,7 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 
 
 class ThinkingConfig(msgspec.Struct, kw_only=True):
-    """Whether the model is to reason: a model that does so does it by itself, and its budget can be limited."""
+    """Whether the model is to reason: adaptive leaves it to the model."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Meta(ge=1024, le=INT32_MAX)] | None = None
@@ -70,6 +70,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     system: Content | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
+    thinking: ThinkingConfig | None = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):
@@ -85,7 +86,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tr
     """Without effect."""
     service_tier: str | None = None
     """Without effect."""
-    thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
 
     # vLLM's, checked as parameters of the chat completion.
@@ -115,8 +115,14 @@ _SAME_IN_CHATS: Final = (
 )
 
 
-def chat_body(request: CountTokensRequest) -> dict[str, Any]:
-    """The chat completion's body. Raises ApiError (400) for what it has no place for."""
+def disables_thinking(request: CountTokensRequest) -> bool:
+    """Whether its client wants an answer without reasoning before it."""
+    return request.thinking is not None and request.thinking.type == "disabled"
+
+
+def chat_body(request: CountTokensRequest, effort_without_thinking: str = "none") -> dict[str, Any]:
+    """The chat completion's body. `effort_without_thinking`: see `ChatTemplate`. Raises ApiError (400) for what it has
+    no place for."""
     messages: list[dict[str, Any]] = []
     if request.system:
         messages.append({"role": "system", "content": _text(request.system, "system")})
@@ -131,6 +137,8 @@ def chat_body(request: CountTokensRequest) -> dict[str, Any]:
         body |= _tool_choice(request.tool_choice)
     if isinstance(request, MessagesRequest):
         body |= _sampling(request)
+    if disables_thinking(request):
+        body["reasoning_effort"] = effort_without_thinking
     return body
 
 

@@ -35,7 +35,7 @@ from services.frontend.requests.tools import (
     for_template,
     parser_body,
 )
-from services.frontend.text.chat_template import ChatTemplate, ChatTemplateRefused
+from services.frontend.text.chat_template import ChatTemplate, ChatTemplateRefused, effort_variables
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's documented default for completions."""
@@ -248,8 +248,8 @@ def _rendered(request: ChatCompletionRequest, model: ServedModel, template: Chat
     if request.documents is not None:
         variables["documents"] = request.documents
     if (effort := request.reasoning_effort) is not None:
-        variables.setdefault("enable_thinking", effort != "none")
-        variables["reasoning_effort"] = effort
+        told = effort_variables(effort)
+        variables = {**told, **variables, "reasoning_effort": effort}
     if request.continue_final_message:
         if request.add_generation_prompt:
             message = "`add_generation_prompt` begins a new answer: leave it out with `continue_final_message`."

@@ -7,6 +7,7 @@ not code to be trusted.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
@@ -23,9 +24,16 @@ class ChatTemplateRefused(Exception):
 
 TAKEN: Final = frozenset(("messages", "tools", "add_generation_prompt", "continue_final_message"))
 """Variables that say what the request's own parameters say: no `chat_template_kwargs` may."""
+EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
+"""Of reasoning, as Anthropic's clients name them."""
 _END_OF_FINAL_MESSAGE: Final = "\ue000penstock-end-of-final-message\ue001"
 """Stands behind the text that is to be continued, to be found again whatever the template makes of blanks; characters
 of the private use area, which no template looks for."""
+
+
+def effort_variables(effort: str) -> dict[str, Any]:
+    """What a request's `reasoning_effort` is to a template."""
+    return {"enable_thinking": effort != "none", "reasoning_effort": effort}
 
 
 class ChatTemplate:
@@ -90,6 +98,19 @@ class ChatTemplate:
             RecursionError,
         ) as e:
             raise ChatTemplateRefused(f"the model's chat template does not take these messages: {e}") from e
+
+    @cached_property
+    def effort_without_thinking(self) -> str:
+        """The `reasoning_effort` by which a model is asked not to reason: `none`; `low` where the template refuses that
+        or writes for it what it writes for another effort (vLLM's reading)."""
+        told = [self._asked_with(effort) for effort in ("none", *EFFORTS)]
+        return "low" if told[0] is None or told[0] in told[1:] else "none"
+
+    def _asked_with(self, effort: str) -> str | None:
+        try:
+            return self.render([{"role": "user", "content": "Hi"}], variables=effort_variables(effort))
+        except ChatTemplateRefused:
+            return None
 
     def render_unfinished(
         self, messages: Sequence[Mapping[str, Any]], *, variables: Mapping[str, Any] = MappingProxyType({})

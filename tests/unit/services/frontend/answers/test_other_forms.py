@@ -64,11 +64,12 @@ def streamed(translator: Streams) -> list[dict[str, Any]]:
 def test_a_message_has_a_block_for_each_kind() -> None:
     whole = json.loads(MessagesTranslator("msg_1").whole(WHOLE))
     assert whole["content"] == [
-        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "thinking", "thinking": "hm", "signature": whole["content"][0]["signature"]},
         {"type": "text", "text": "text"},
         {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}},
         {"type": "tool_use", "id": "c2", "name": "mul", "input": {}},
     ]
+    assert whole["content"][0]["signature"]
     assert whole["stop_reason"] == "tool_use"
     assert (whole["usage"]["input_tokens"], whole["usage"]["cache_read_input_tokens"]) == (5, 4)
 
@@ -91,6 +92,7 @@ def test_streamed_blocks_add_up_to_the_whole_message() -> None:
                     if name in delta:
                         blocks[-1][name] += delta[name]
                 blocks[-1]["json"] += delta.get("partial_json", "")
+                blocks[-1] |= {name: delta[name] for name in ("signature",) if name in delta}
             case "content_block_stop":
                 is_open = False
     for block in blocks:
@@ -106,12 +108,18 @@ def test_streamed_items_add_up_to_the_whole_response() -> None:
     events = streamed(ResponsesTranslator("resp_1", {}, lambda *each: kept.append(each), lambda: 7))
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[-1]["type"] == "response.completed"
+    assert whole["output"][0].pop("status") is None, "as vLLM says it"
+    assert events[-1]["response"]["output"][0].pop("status") == "completed"
     assert events[-1]["response"] == whole
     assert [item["type"] for item in whole["output"]] == ["reasoning", "message", "function_call", "function_call"]
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
-    assert done == whole["output"]
+    assert done.pop(0) == whole["output"][0] | {"status": "completed"}
+    assert done == whole["output"][1:]
+    parts = [(event["part"]["type"], event["type"].split(".")[-1]) for event in events if "part" in event]
+    kinds = ("reasoning_text", "output_text")
+    assert parts == [(kind, when) for kind in kinds for when in ("added", "done")]
     assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
-    assert [json.loads(body) for body, _ in kept] == [whole, whole]
+    assert [json.loads(body)["usage"] for body, _ in kept] == [whole["usage"]] * 2
     assert kept[0][1] == kept[1][1] == {"role": "assistant", "content": "text", "tool_calls": CALLS}
 
 

@@ -74,6 +74,24 @@ async def test_the_prompt_is_what_the_parameters_say(mesh: MeshOfFakes, fields: 
     assert asked(mesh) == prompt
 
 
+@pytest.mark.parametrize(
+    ("thinking", "prompt"),
+    [
+        ({"type": "disabled"}, "<user>hi;effort none, enable_thinking False<assistant>"),
+        ({"type": "adaptive", "display": "omitted"}, "<user>hi;<assistant>"),
+    ],
+)
+async def test_a_message_may_ask_the_template_for_no_reasoning(
+    mesh: MeshOfFakes, thinking: dict[str, str], prompt: str
+) -> None:
+    async with mesh.http() as http:
+        body = {"model": "demo", "messages": [USER], "thinking": thinking}
+        answer = await http.post("/v1/messages", json=body | {"max_tokens": 5})
+        counted = await http.post("/v1/messages/count_tokens", json=body)
+    assert (answer.status_code, asked(mesh)) == (200, prompt)
+    assert counted.json()["input_tokens"] == len(mesh.worker.received[-1].prompt_token_ids)
+
+
 def _with_prompt_logprobs(mesh: MeshOfFakes, request: request_pb2.GenerateRequest) -> list[Delta]:
     deltas = tokens(mesh.ids(" all"), [1])
     if request.sampling.HasField("prompt_logprobs"):

@@ -19,6 +19,20 @@ def test_a_template_sees_messages_special_tokens_and_the_date() -> None:
     assert template.render(USER) == "<s>[user] hi\n2024"
 
 
+@pytest.mark.parametrize(
+    ("source", "effort"),
+    [
+        ("{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}", "none"),
+        ("{{ reasoning_effort }}", "none"),
+        ("{{ messages[0].content }}", "low"),
+        ("{{ 'max' if reasoning_effort not in ['low', 'high'] else reasoning_effort }}", "low"),
+        ("{% if reasoning_effort == 'none' %}{{ raise_exception('low, medium or high') }}{% endif %}", "low"),
+    ],
+)
+def test_by_which_effort_a_template_leaves_the_reasoning_away(source: str, effort: str) -> None:
+    assert ChatTemplate(source, {}, NOW).effort_without_thinking == effort
+
+
 def test_json_is_written_without_html_escapes() -> None:
     assert ChatTemplate("{{ messages[0] | tojson }}", {}, NOW).render([{"role": "<é>"}]) == '{"role": "<é>"}'
 
