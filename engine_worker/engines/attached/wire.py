@@ -291,9 +291,9 @@ def _positions(choice: _Choice, sampling: SamplingParams | None) -> tuple[Positi
 def _top(top: Mapping[str, float] | None, sampling: SamplingParams) -> tuple[TokenLogprob, ...]:
     """The likeliest; a server adds the chosen token where it is none of them. Named tokens come as they are wanted."""
     told = tuple(TokenLogprob(_token_id(token), value) for token, value in (top or {}).items())
-    return (
-        told if sampling.logprob_token_ids else tuple(sorted(told, key=lambda each: -each.logprob)[: sampling.logprobs])
-    )
+    if sampling.logprob_token_ids:
+        return told
+    return tuple(sorted(told, key=lambda each: -each.logprob)[: sampling.logprobs])
 
 
 def _token_id(token: str) -> int:

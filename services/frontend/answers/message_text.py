@@ -91,7 +91,7 @@ def message_reading(request: ChatCompletionRequest, plan: GenerationPlan) -> Mes
 def reasoning_tokens(request: GenerationRequest, plan: GenerationPlan, index: int) -> ReasoningTokens | None:
     """Counts those of a choice; None where the parser process does, or nobody can tell."""
     tags = reasoning_tags(plan.model.reasoning_parser)
-    if tags is None or plan.read_by is not None or not isinstance(request, ChatCompletionRequest):
+    if tags is None or plan.read_by is not None or not tells_reasoning_tokens(request, plan):
         return None
     return tags.tokens(plan.prompts[index // plan.n].token_ids, plan.model.text.token_id)
 
@@ -100,7 +100,8 @@ def tells_reasoning_tokens(request: GenerationRequest, plan: GenerationPlan) -> 
     """Whether the usage says how many tokens are reasoning."""
     if plan.read_by is not None:
         return plan.model.outside is not None and plan.model.outside.reads_reasoning
-    return reasoning_tokens(request, plan, 0) is not None
+    tags = reasoning_tags(plan.model.reasoning_parser)
+    return tags is not None and isinstance(request, ChatCompletionRequest) and tags.are_tokens(plan.model.text.token_id)
 
 
 def tokens_shown(request: GenerationRequest, model: ServedModel) -> frozenset[str]:

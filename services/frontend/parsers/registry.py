@@ -28,13 +28,14 @@ class ReasoningTags:
         turns = frozenset(found for turn in self.turns if (found := token_id(turn)) is not None)
         return is_reasoning_open(prompt_token_ids, token_id(THINK), token_id(END_OF_THINKING), turns)
 
-    def tokens(self, prompt_token_ids: Sequence[int], token_id: Callable[[str], int | None]) -> ReasoningTokens | None:
-        """Counts those of an answer to this prompt; None where no token of the model ends its reasoning."""
-        if (end_id := token_id(END_OF_THINKING)) is None:
-            return None
-        ends = (found for tag in self.endings if (found := token_id(tag)) is not None)
-        is_open = self.is_open(prompt_token_ids, token_id)
-        return ReasoningTokens(token_id(THINK), frozenset((end_id, *ends)), is_open=is_open)
+    def are_tokens(self, token_id: Callable[[str], int | None]) -> bool:
+        """Whether the tokens of a model's reasoning can be counted: one of its tokens ends it."""
+        return token_id(END_OF_THINKING) is not None
+
+    def tokens(self, prompt_token_ids: Sequence[int], token_id: Callable[[str], int | None]) -> ReasoningTokens:
+        """Counts those of an answer to this prompt, of a model that they can be counted of."""
+        ends = (found for tag in (END_OF_THINKING, *self.endings) if (found := token_id(tag)) is not None)
+        return ReasoningTokens(token_id(THINK), frozenset(ends), is_open=self.is_open(prompt_token_ids, token_id))
 
 
 TOOL_PARSERS: Final[Mapping[str, Callable[[Schemas], TextParser]]] = MappingProxyType(

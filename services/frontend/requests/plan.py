@@ -248,8 +248,7 @@ def _rendered(request: ChatCompletionRequest, model: ServedModel, template: Chat
     if request.documents is not None:
         variables["documents"] = request.documents
     if (effort := request.reasoning_effort) is not None:
-        told = effort_variables(effort)
-        variables = {**told, **variables, "reasoning_effort": effort}
+        variables = {**effort_variables(effort), **variables, "reasoning_effort": effort}
     if request.continue_final_message:
         if request.add_generation_prompt:
             message = "`add_generation_prompt` begins a new answer: leave it out with `continue_final_message`."
