@@ -55,6 +55,8 @@ class SimulatedSettings:
     """What the instance says of itself; its costs are those of `cost`, however many GPUs they stand for."""
     pipeline_parallel_size: int = 1
     """GPUs that the instance stands for by pipeline parallelism; changes no cost."""
+    tokenizer_mode: str = ""
+    """How vLLM would make prompts of this model's chats, by its name; empty: by the chat template."""
     enable_lora: bool = False
     """Serve LoRA adapters: what is said depends on the checksum of the adapter's files."""
     max_loras: int = 1
@@ -200,6 +202,7 @@ def _simulated(
         time_scale=settings.time_scale,
         tensor_parallel=settings.tensor_parallel_size,
         pipeline_parallel=settings.pipeline_parallel_size,
+        tokenizer_mode=settings.tokenizer_mode,
         make_fabric=make_fabric,
         kv_host=settings.kv_host,
         kv_port=settings.kv_port,

@@ -62,6 +62,8 @@ log = logging.getLogger(__name__)
 TICK_S = 0.05
 FLUSH_S = 1.0
 """How long frontends are given to read the end of their streams when the worker stops."""
+HUGGING_FACE_MODES = ("", "auto", "hf")
+"""Of vLLM's tokenizer modes those in which frontends make the same prompts by themselves."""
 
 
 class WorkerRole:
@@ -219,6 +221,7 @@ class WorkerRole:
             "lora_modules": msgspec.json.encode(modules).decode() if modules else "",
             "http_url": limits.http_url,
             "data_parallel": str(limits.data_parallel),
+            "tokenizer_mode": "" if limits.tokenizer_mode in HUGGING_FACE_MODES else limits.tokenizer_mode,
             **_attributes(description, self._settings),
         }
 

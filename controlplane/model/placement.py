@@ -32,6 +32,8 @@ class PlacementRequest(msgspec.Struct, frozen=True):
     """It has emitted tokens already (it lost its instance): it goes where requests are decoded, and stays there."""
     adapter_digest: str = ""
     """Of the LoRA adapter that it is for; empty: the model as it is."""
+    vllm_parts: str = ""
+    """What vLLM's own parts beside the frontend do of it: its prompt, its answer; empty: nothing. For `explain`."""
 
 
 class PlacementProblem(msgspec.Struct, frozen=True, eq=False):

@@ -63,6 +63,8 @@ class Explanation(msgspec.Struct, frozen=True, eq=False):
     """See `Placement`."""
     pull: PrefixPull | None = None
     """None: no prefix is pulled."""
+    vllm_parts: str = ""
+    """See `PlacementRequest`."""
 
     @property
     def size_bytes(self) -> int:
@@ -111,6 +113,7 @@ class Explanations:
             placement.cached_tokens,
             placement.loaded_tokens,
             pull=placement.pull,
+            vllm_parts=placement.request.vllm_parts,
         )
         self._forget(placement.request.request_id)
         self._records[placement.request.request_id] = record

@@ -187,6 +187,7 @@ def _explain(
         cached_tokens=explanation.cached_tokens,
         loaded_tokens=explanation.loaded_tokens,
         pull=_pull(explanation),
+        vllm_parts=explanation.vllm_parts,
     )
 
 

@@ -95,4 +95,5 @@ def placement_request(
         unreachable_instance_ids=unreachable_instance_ids,
         is_decoding=message.is_decoding,
         adapter_digest=message.adapter_digest,
+        vllm_parts=message.vllm_parts,
     )

@@ -32,6 +32,8 @@ class EngineLimits:
     """What it turned out to be, for `penstock status`, where its name does not say enough."""
     http_url: str = ""
     """Where it takes requests over HTTP from others than the worker, too; empty: nowhere."""
+    tokenizer_mode: str = ""
+    """vLLM's name of how prompts are made; empty, `auto` and `hf`: by tokenizer.json and the chat template."""
 
 
 @dataclass(frozen=True, slots=True)

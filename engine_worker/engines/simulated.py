@@ -60,6 +60,7 @@ class SimulatedEngine:
         time_scale: float = 1.0,
         tensor_parallel: int = 1,
         pipeline_parallel: int = 1,
+        tokenizer_mode: str = "",
         media: SimulatedMedia = TEXT_ONLY,
         lora: SimulatedAdapters | None = None,
         host: HostTierSettings = NO_HOST_TIER,
@@ -75,6 +76,7 @@ class SimulatedEngine:
                 f"pipeline_parallel={pipeline_parallel}"
             )
         self._degrees = tensor_parallel, pipeline_parallel
+        self._tokenizer_mode = tokenizer_mode
         self._media = media
         self._lora = lora or SimulatedAdapters(0, 0, clock.now_s)
         self.adapters = self._lora.cache
@@ -119,6 +121,7 @@ class SimulatedEngine:
             tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel,
             max_loras=self.adapters.slots,
+            tokenizer_mode=self._tokenizer_mode,
         )
 
     def submit(self, request: EngineRequest) -> None:

@@ -99,6 +99,9 @@ def _print(explanation: dict[str, Any]) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if pull := explanation.get("pull"):
         console.print(pull_line(pull), markup=False, highlight=False, soft_wrap=True)
+    if parts := explanation.get("vllm_parts"):
+        line = f"of vLLM's own parts beside the frontend: {parts}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     for move in explanation["moves"]:
         at = datetime.fromtimestamp(move["ordered_unix_ms"] / 1000).strftime("%H:%M:%S")
         console.print(f"{at} {order_line(move)}", markup=False, highlight=False, soft_wrap=True)

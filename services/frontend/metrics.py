@@ -164,7 +164,9 @@ class FrontendMetrics:
         self.taken_over_responses = counter(
             "taken_over_responses", "Responses in the background that were gone on with after their frontend had left"
         )
-        self.parser_losses = counter("parser_losses", "Times that the process that reads other formats was lost")
+        self.outside_prompts = counter("outside_prompts", "Prompts that vLLM made, in the process beside the frontend")
+        self.outside_answers = counter("outside_answers", "Answers that vLLM's parsers read, in that process")
+        self.parser_losses = counter("parser_losses", "Times that this process was lost")
         self.parser_replays = counter("parser_replays", "Answers read anew because their parser process was lost")
         self.waiting = gauge("waiting_requests", "New requests that wait for an instance")
         self.refused_waits = counter("refused_waits", "New requests refused because too many wait for an instance")

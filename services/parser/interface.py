@@ -1,4 +1,4 @@
-"""What reads answers, as the service knows it."""
+"""What renders chats and reads answers, as the service knows it."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -18,10 +18,17 @@ class AnswerParser(Protocol):
 
 
 class Parsers(Protocol):
-    """Parsers of any model, by name."""
+    """Rendering and parsers of any model, by name."""
 
     def load(self, model: parser_pb2.ParserModel) -> str:
-        """Make sure that this model's can be made; the version of the library. Blocks. Raises ConfigurationError."""
+        """Make sure that this model's parsers can be made; the version of the library. Blocks. Raises
+        ConfigurationError."""
+
+    async def load_renderer(self, model: parser_pb2.ParserModel) -> None:
+        """The same for what renders its chats."""
+
+    async def render(self, model: parser_pb2.ParserModel, body: bytes) -> parser_pb2.RenderChatResponse:
+        """The prompt of a chat, or why there is none. Raises ConfigurationError."""
 
     def prepare(self, request: parser_pb2.PrepareAnswerRequest) -> parser_pb2.PrepareAnswerResponse:
         """What is changed of a request before it is generated. Raises ParserRefused and ConfigurationError."""

@@ -27,12 +27,22 @@ class ParserServicer(parser_pb2_grpc.ParserServicer):
         self._answers = 0
 
     async def Load(self, request: parser_pb2.LoadParserRequest, context: Any) -> parser_pb2.LoadParserResponse:
-        """Make sure that a model's parsers can be made."""
+        """Make sure of a model's parsers and, where that is wanted, of its rendering."""
         try:
             version = self._parsers.load(request.model)
+            if request.renders:
+                await self._parsers.load_renderer(request.model)
         except ConfigurationError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return parser_pb2.LoadParserResponse(vllm_version=version)
+
+    async def Render(self, request: parser_pb2.RenderChatRequest, context: Any) -> parser_pb2.RenderChatResponse:
+        """The prompt of a chat."""
+        try:
+            return await self._parsers.render(request.model, request.body)
+        except ConfigurationError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        raise AssertionError("abort() raises")
 
     async def Prepare(self, request: parser_pb2.PrepareAnswerRequest, context: Any) -> parser_pb2.PrepareAnswerResponse:
         """What is changed of a request."""

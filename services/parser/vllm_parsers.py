@@ -20,6 +20,7 @@ from vllm.tokenizers import get_tokenizer
 from mesh.errors import ConfigurationError
 from penstock.v1 import parser_pb2
 from services.parser.interface import AnswerParser, ParserRefused
+from services.parser.vllm_renderer import VllmRenderers
 
 MAX_MODELS: Final = 16
 """Tokenizers that are kept; the least recently used is dropped beyond."""
@@ -67,11 +68,19 @@ class VllmParsers:
 
     def __init__(self) -> None:
         self._models: OrderedDict[tuple[str, str, str], _Model] = OrderedDict()
+        self._renderers = VllmRenderers()
 
     def load(self, model: parser_pb2.ParserModel) -> str:
         check_names(model.tool_parser, model.reasoning_parser)
-        self._model(model)
+        if model.tool_parser or model.reasoning_parser:
+            self._model(model)
         return str(vllm.__version__)
+
+    async def load_renderer(self, model: parser_pb2.ParserModel) -> None:
+        await self._renderers.get(model)
+
+    async def render(self, model: parser_pb2.ParserModel, body: bytes) -> parser_pb2.RenderChatResponse:
+        return await self._renderers.render(model, body)
 
     def prepare(self, request: parser_pb2.PrepareAnswerRequest) -> parser_pb2.PrepareAnswerResponse:
         adjusted = self._adjusted(request.model, request.body, request.earlier_calls)

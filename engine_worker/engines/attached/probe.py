@@ -164,6 +164,7 @@ def limits_of(
         max_step_tokens=settings.max_num_batched_tokens,
         label=abilities.label,
         http_url=settings.gateway_url or settings.url,
+        tokenizer_mode=settings.tokenizer_mode,
     )
 
 

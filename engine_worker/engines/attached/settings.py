@@ -35,6 +35,8 @@ class AttachedSettings:
     """Tokens of one; 0: what its metrics say."""
     max_model_len: int = 0
     """Prompt and output together; 0: what it says of its model."""
+    tokenizer_mode: str = ""
+    """As its own option of this name says, where that is neither auto nor hf, or as vLLM chooses it for its model."""
     max_num_seqs: int = 256
     """Requests that one of its steps may serve, in each engine core: it does not say."""
     max_num_batched_tokens: int = 8192

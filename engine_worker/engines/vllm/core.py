@@ -87,6 +87,7 @@ class Core:
             tensor_parallel=config.parallel_config.tensor_parallel_size,
             pipeline_parallel=config.parallel_config.pipeline_parallel_size,
             max_loras=self.lora_limits()[0],
+            tokenizer_mode=config.model_config.tokenizer_mode,
         )
 
     @property

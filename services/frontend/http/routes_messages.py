@@ -65,6 +65,8 @@ async def _effort_without_thinking(service: CascadeService, request: Request, bo
     if not messages_schema.disables_thinking(body) or service.cascades.records.get(body.model) is not None:
         return "none"
     model = await frontend.model(body.model, await frontend.authenticate(authorization_of(request)))
+    if model.prompts is not None and model.prompts.is_only_way:
+        return await model.prompts.effort_without_thinking()
     return "none" if model.text.template is None else model.text.template.effort_without_thinking
 
 

@@ -1,1 +1,1 @@
-"""The process that reads answers in formats that this frontend has no parser of its own for: vLLM's, beside it."""
+"""The process beside this frontend in which vLLM renders chats and reads answers that the frontend cannot."""

@@ -12,7 +12,7 @@ from xxhash import xxh3_64
 from mesh.errors import ConfigurationError, RpcError
 from penstock.v1 import parser_pb2
 from services.frontend.errors import ApiError, bad_request, unavailable, upstream_failed
-from services.frontend.parser_process.process import CALL_DEADLINE_S, Life, ParserProcess
+from services.frontend.parser_process.process import CALL_DEADLINE_S, MAX_FAILURES, Life, ParserProcess
 from services.frontend.parsers.deltas import DeltaBuilder, MessageDelta
 
 log = logging.getLogger(__name__)
@@ -20,8 +20,6 @@ log = logging.getLogger(__name__)
 TOKENS_A_MESSAGE: Final = 256
 ANSWER_DEADLINE_S: Final = 30.0
 """For one message of tokens, behind those of other answers. A process that takes longer hangs."""
-MAX_FAILURES: Final = 3
-"""In a row, of one answer: then it is the answer that the parsers cannot do."""
 Part: TypeAlias = tuple[str, Sequence[int]]
 """A token, by itself in a list, with the text that it lets be shown; without a token at an answer's end only."""
 
@@ -44,9 +42,9 @@ class OutsideParsers:
         self._model = model
 
     @property
-    def reads_tools(self) -> bool:
-        """Calls of tools are understood."""
-        return bool(self._model.tool_parser)
+    def names(self) -> tuple[str, str]:
+        """vLLM's names of the parsers of tools and reasoning; empty: none."""
+        return self._model.tool_parser, self._model.reasoning_parser
 
     @property
     def reads_reasoning(self) -> bool:
@@ -56,24 +54,17 @@ class OutsideParsers:
     async def prepare(self, body: str, earlier_calls: int) -> tuple[ParserRequest, str]:
         """What the answers are read by, and what their text must fit, as engines are told. Raises ApiError."""
         request = parser_pb2.PrepareAnswerRequest(model=self._model, body=body, earlier_calls=earlier_calls)
-        for _ in range(MAX_FAILURES):
-            try:
-                life = await self._process.life()
-                prepared = await life.stub.Prepare(request, timeout=CALL_DEADLINE_S)
-            except (RpcError, ConfigurationError) as error:
-                raise unavailable(f"This model's answers cannot be read now: {error}.", "parser_failed") from error
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-                    raise bad_request(f"vLLM's parser refuses the request: {error.details()}", "tools") from error
-                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                    message = f"vLLM's parser could not prepare the request: {error.details()}"
-                    raise upstream_failed(message, "parser_failed") from error
-                self._process.kill(life, f"it did not prepare a request: {error.details()}")
-                log.warning("a request is prepared again", extra={"error": error.details()})
-                continue
-            read_by = ParserRequest(body, earlier_calls, prepared.shows_special_tokens)
-            return read_by, prepared.structured_outputs
-        raise unavailable("This model's answers cannot be read now: the parser process is lost.", "parser_failed")
+        try:
+            prepared = await self._process.ask(lambda stub: stub.Prepare(request, timeout=CALL_DEADLINE_S))
+        except (RpcError, ConfigurationError) as error:
+            raise unavailable(f"This model's answers cannot be read now: {error}.", "parser_failed") from error
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                raise bad_request(f"vLLM's parser refuses the request: {error.details()}", "tools") from error
+            message = f"vLLM's parser could not prepare the request: {error.details()}"
+            raise upstream_failed(message, "parser_failed") from error
+        read_by = ParserRequest(body, earlier_calls, prepared.shows_special_tokens)
+        return read_by, prepared.structured_outputs
 
     def answer(
         self,
@@ -93,6 +84,7 @@ class OutsideParsers:
             is_whole=is_whole,
             answer_id=answer_id,
         )
+        self._process.count_answer()
         return OutsideAnswer(self._process, begin, deadline_s)
 
 

@@ -64,9 +64,9 @@ class ModuleLauncher:
         """See `Launcher`."""
         if find_spec(self._needs) is None:
             raise ConfigurationError(
-                f"this format is read by vLLM's own parser, and {self._needs} is not installed where the frontend "
-                "runs: install it there (`pip install vllm==0.32.*`, or scripts/install_engine.sh on a machine without "
-                "a GPU), or choose a parser that Penstock has itself (docs/tools.md)"
+                f"this takes vLLM's own parts, and {self._needs} is not installed where the frontend runs: install it "
+                "there (`pip install vllm==0.32.*`, or scripts/install_engine.sh on a machine without a GPU); "
+                "docs/vllm_parts.md says what they are for"
             )
 
     @property

@@ -1,7 +1,9 @@
-"""The one parser process of a frontend: started when a model needs it, watched, and started anew when it is lost."""
+"""The one process of a frontend with vLLM's own parts: started when a model or a request needs it, watched, and started
+anew when it is lost."""
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +26,9 @@ log = logging.getLogger(__name__)
 START_DEADLINE_S: Final = 180.0
 """8 s of CPU are usual; a busy machine takes many times as long."""
 CALL_DEADLINE_S: Final = 60.0
-"""For a model to be loaded and for a request to be prepared."""
+"""For a model to be loaded, and for a request to be rendered or prepared."""
+MAX_FAILURES: Final = 3
+"""In a row, of one request or answer: then it is what the process cannot do."""
 CLOSE_GRACE_S: Final = 5.0
 """For calls over the connection to a process that has ended to find that out by themselves."""
 PEER: Final = "the parser process"
@@ -86,18 +90,33 @@ class ParserProcess:
             self._starting = self._tasks.spawn(self._start(), name="start")
         return await asyncio.shield(self._starting)
 
-    async def load(self, model: parser_pb2.ParserModel) -> None:
-        """Make sure of a model's parsers. Raises ConfigurationError for names that vLLM has not, or cannot use with
-        this model; RpcError."""
+    async def ask(self, call: Callable[[parser_pb2_grpc.ParserStub], Awaitable[Answer]]) -> Answer:
+        """Make a call of the process, and of the next one where it is lost. Raises PeerUnavailable and
+        ConfigurationError if there is none; what else the call raises."""
+        for _ in range(MAX_FAILURES):
+            life = await self.life()
+            try:
+                return await call(life.stub)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    raise
+                self.kill(life, f"it did not answer: {error.details()}")
+                log.warning("the next parser process is asked", extra={"error": error.details()})
+        raise PeerUnavailable(f"{PEER} was lost {MAX_FAILURES} times over this request")
+
+    async def load(self, model: parser_pb2.ParserModel, *, renders: bool = False) -> None:
+        """Make sure of a model's parsers and, if it `renders`, of what makes its prompts. Raises ConfigurationError for
+        names that vLLM has not, or cannot use with this model; RpcError."""
         life = await self.life()
+        request = parser_pb2.LoadParserRequest(model=model, renders=renders)
         try:
-            loaded = await life.stub.Load(parser_pb2.LoadParserRequest(model=model), timeout=CALL_DEADLINE_S)
+            loaded = await life.stub.Load(request, timeout=CALL_DEADLINE_S)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise ConfigurationError(str(error.details())) from error
             raise rpc_error(error, PEER) from error
         extra = {"tools": model.tool_parser, "reasoning": model.reasoning_parser, "vllm": loaded.vllm_version}
-        log.info("answers are read by vLLM's parsers", extra=extra)
+        log.info("vLLM's own parts serve a model", extra={**extra, "renders": renders})
 
     async def folder_of(self, name: str, files: TextFiles) -> Path:
         """A directory with a model's files, for the process."""
@@ -109,6 +128,23 @@ class ParserProcess:
         """End a process that does not answer; the next one is started. No effect on one that is lost already."""
         self._lose(life, reason)
         life.launched.kill()
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether this machine has what it runs."""
+        try:
+            self._launcher.check()
+        except ConfigurationError:
+            return False
+        return True
+
+    def count_prompt(self) -> None:
+        """A prompt was made."""
+        self._metrics.outside_prompts.inc()
+
+    def count_answer(self) -> None:
+        """An answer is begun."""
+        self._metrics.outside_answers.inc()
 
     def count_replay(self) -> None:
         """An answer is read anew."""

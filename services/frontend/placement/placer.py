@@ -62,6 +62,8 @@ class Placer:
     metrics: FrontendMetrics
     clock: Callable[[], float]
     tracer: Tracer = NO_TRACES
+    vllm_parts: str = ""
+    """What vLLM's own parts do of the request, for `explain`."""
     left: set[asyncio.Task[None]] = field(default_factory=set)
     """Recoveries that go on after `close`; whoever stops the frontend cancels them."""
     _managers: dict[str, RecoveryManager] = field(default_factory=dict)
@@ -249,6 +251,7 @@ class Placer:
             excluded_instance_ids=excluded,
             is_decoding=bool(relay.emitted_token_ids),
             adapter_digest=relay.adapter_digest,
+            vllm_parts=self.vllm_parts,
         )
         if (bounced_by := self._bounced_by.pop(relay.request_id, None)) is not None:
             instance_id, present = bounced_by

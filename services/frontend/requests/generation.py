@@ -64,6 +64,7 @@ class Generation:
             service.metrics,
             service.clock,
             service.tracer,
+            plan.vllm_parts,
             service.left_recoveries,
         )
 

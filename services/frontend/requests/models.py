@@ -15,7 +15,7 @@ from controlplane.model.media_facts import MediaFacts, facts_of
 from controlplane.model.pooling import GENERATE
 from controlplane.model.request import SamplingParams
 from controlplane.model.sampling import parameters
-from mesh.errors import ConfigurationError, RpcError
+from mesh.errors import ConfigurationError, PeerUnavailable, RpcError
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.runtime import Clock, Threads, Transport
 from mesh.tasks import TaskSet
@@ -24,6 +24,7 @@ from penstock.v1 import parser_pb2
 from services.frontend.errors import ApiError, bad_request, model_not_found, unavailable
 from services.frontend.parser_process.answer import OutsideParsers
 from services.frontend.parser_process.process import ParserProcess
+from services.frontend.parser_process.prompts import OutsidePrompts
 from services.frontend.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from services.frontend.requests.adapters import AdapterDirectory
 from services.frontend.text.model_text import ModelText
@@ -44,7 +45,12 @@ FACTS = (
     "sampling_defaults",
     "tool_call_parser",
     "reasoning_parser",
+    "tokenizer_mode",
 )
+HARMONY_MODEL_TYPE = "gpt_oss"
+HARMONY_PARSER = "openai_gptoss"
+"""The models whose prompts vLLM makes by OpenAI's Harmony, whatever their chat template says, and the name of its
+parser."""
 RETRY_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0, 5.0)
 """Before another worker is asked for a tokenizer, when one did not give it."""
 
@@ -68,6 +74,8 @@ class ServedModel:
     """What it can do: generate, or tasks of a pooling model, first what it is for."""
     outside: OutsideParsers | None = None
     """Where one of the two parsers is not our own."""
+    prompts: OutsidePrompts | None = None
+    """vLLM's rendering, where this machine can run it."""
     media: Mapping[str, MediaFacts] = field(default_factory=dict)
     """What it takes besides text, by modality."""
     adapter: Adapter | None = None
@@ -229,7 +237,9 @@ class ModelCatalogue:
                 defaults = read_defaults(member.attributes.get("sampling_defaults", ""))
                 media = facts_of(member.attributes.get("media", ""))
                 text = await self._text(member)
-                outside = await self._outside(member)
+                parsers = _parsers(member, text)
+                outside = await self._outside(member, *parsers)
+                prompts = await self._prompts(name, member, text, outside)
                 break
             except (ConfigurationError, KeyError, ValueError) as error:
                 log.error(
@@ -258,10 +268,12 @@ class ModelCatalogue:
             max_model_len_tokens,
             created,
             defaults,
-            *_parsers(member),
+            *parsers,
             _tasks(member),
             outside,
-            media,
+            prompts,
+            # The process has a model's text, and not what its images take.
+            {} if prompts is not None and prompts.is_only_way else media,
             pair_form=member.attributes.get("pair_form", ""),
         )
         self._refused.pop(name, None)
@@ -293,20 +305,51 @@ class ModelCatalogue:
         log.info("a tokenizer came from a worker", extra=extra)
         return files, member.member_id
 
-    async def _outside(self, member: Member) -> OutsideParsers | None:
+    async def _outside(self, member: Member, tools: str, reasoning: str) -> OutsideParsers | None:
         """Where the parsers are not all our own. Raises ConfigurationError and RpcError."""
-        tools, reasoning = _parsers(member)
         if not self._reads_answers:
             return None
         if (not tools or tools in TOOL_PARSERS) and (not reasoning or reasoning in REASONING_PARSERS):
             return None
         if self._parser_process is None:
             raise ConfigurationError(f"there is no process here for vLLM's parsers {tools} {reasoning}")
-        files, _ = await self._files(member)
-        directory = await self._parser_process.folder_of(text_hash(files), files)
+        directory = await self._folder(member)
         model = parser_pb2.ParserModel(directory=str(directory), tool_parser=tools, reasoning_parser=reasoning)
         await self._parser_process.load(model)
         return OutsideParsers(self._parser_process, model)
+
+    async def _prompts(
+        self, name: str, member: Member, text: ModelText, outside: OutsideParsers | None
+    ) -> OutsidePrompts | None:
+        """Made sure of where vLLM has a way of its own to make this model's prompts. Raises ConfigurationError and
+        RpcError."""
+        mode = member.attributes.get("tokenizer_mode", "")
+        has_own_way = bool(mode) or text.model_type == HARMONY_MODEL_TYPE
+        process = self._parser_process
+        if GENERATE not in _tasks(member) or not (has_own_way or (process is not None and process.is_possible)):
+            return None
+
+        async def folder() -> Path:
+            workers = self._teachers_of(name)
+            if not workers:
+                raise PeerUnavailable(f"no worker of `{name}` is here to give its files")
+            return await self._folder(workers[-1])
+
+        model = parser_pb2.ParserModel(
+            tokenizer_mode=mode, max_model_len_tokens=int(member.attributes["max_model_len_tokens"])
+        )
+        if outside is not None:
+            model.tool_parser, model.reasoning_parser = outside.names
+        prompts = OutsidePrompts(process, model, folder, is_only_way=has_own_way or text.template is None)
+        if has_own_way:
+            await prompts.load()
+        return prompts
+
+    async def _folder(self, member: Member) -> Path:
+        """With the model's files, for the process. Raises ConfigurationError and RpcError."""
+        assert self._parser_process is not None, "somebody is to read them"
+        files, _ = await self._files(member)
+        return await self._parser_process.folder_of(text_hash(files), files)
 
     def _teachers_of(self, name: str) -> list[Member]:
         """Workers that the model is learnt from: those that take images, if only some do."""
@@ -339,8 +382,10 @@ def read_defaults(announced: str) -> Mapping[str, Any]:
     return {name: value for name, value in defaults.items() if name not in unknown}
 
 
-def _parsers(member: Member) -> tuple[str, str]:
-    return member.attributes.get("tool_call_parser", ""), member.attributes.get("reasoning_parser", "")
+def _parsers(member: Member, text: ModelText) -> tuple[str, str]:
+    """Of tools and reasoning. vLLM reads Harmony's channels whether it is asked to or not."""
+    reasoning = HARMONY_PARSER if text.model_type == HARMONY_MODEL_TYPE else ""
+    return member.attributes.get("tool_call_parser", ""), member.attributes.get("reasoning_parser", "") or reasoning
 
 
 def _tasks(member: Member) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from services.frontend.errors import bad_request, context_too_long
 from services.frontend.media.parts import check_taken, media_parts
 from services.frontend.media.service import ExpandedMedia, MediaLoader
 from services.frontend.parser_process.answer import ParserRequest
+from services.frontend.parser_process.prompts import OutsidePrompts, RenderedChat
 from services.frontend.requests.content import ContentWriter, TextOrParts, text_of
 from services.frontend.requests.models import ServedModel
 from services.frontend.requests.sampling import values_in
@@ -34,7 +35,9 @@ from services.frontend.requests.tools import (
     effective_choice,
     for_template,
     parser_body,
+    prompt_body,
 )
+from services.frontend.requests.unsupported import has_unknown_turns, refuse_unknown_turns
 from services.frontend.text.chat_template import ChatTemplate, ChatTemplateRefused, effort_variables
 
 COMPLETION_MAX_TOKENS = 16
@@ -77,11 +80,19 @@ class GenerationPlan:
     """The parameter that the text has to fit something by, if it has."""
     read_by: ParserRequest | None = None
     """What the parser process reads the answers by; None: this frontend does."""
+    is_rendered_outside: bool = False
+    """vLLM made the prompt, in that process."""
 
     @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts together."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    @property
+    def vllm_parts(self) -> str:
+        """What vLLM's own parts do of it, for `explain`; empty: nothing."""
+        parts = ("prompt", self.is_rendered_outside), ("answer", self.read_by is not None)
+        return ", ".join(name for name, is_theirs in parts if is_theirs)
 
     @property
     def ending_token_ids(self) -> frozenset[int]:
@@ -122,9 +133,10 @@ async def prompt_ids(request: GenerationRequest, model: ServedModel, threads: Th
     placeholders that stand for them. Nothing else is checked. Raises ApiError (400) where there is no such prompt."""
     if isinstance(request, ChatCompletionRequest):
         media_parts(request.messages)
-        token_ids = await _chat_ids(_rendered_text(request, model, _template_of(model)), request, model, threads)
+        outside = _rendered_outside(request, model)
+        rendered = await (_rendered_by_vllm(request, outside) if outside else _rendered_here(request, model, threads))
         max_tokens = request.max_completion_tokens or request.max_tokens
-        return [_truncated(token_ids, request, model, max_tokens)]
+        return [_truncated(rendered.token_ids, request, model, max_tokens)]
     wholes = [await _prompt_ids(each, request, model, threads) for each in _prompts(request.prompt)]
     return [_truncated(whole, request, model, request.max_tokens) for whole in wholes]
 
@@ -137,20 +149,20 @@ async def plan_chat(
     media: MediaLoader | None = None,
 ) -> GenerationPlan:
     """Raises ApiError (400) for what this model cannot serve."""
-    template = _template_of(model)
     parts = media_parts(request.messages)
     check_taken(parts, model.name, model.media)
     structure, structure_param = _chat_structure(request, model)
     read_by: ParserRequest | None = None
     if model.outside is not None and (request.tools or model.outside.reads_reasoning):
         read_by, structure = await model.outside.prepare(parser_body(request), earlier_calls(request.messages))
-    if request.tools:
-        _check_tools(request, model, template)
     logprobs = _chat_logprobs(request)
-    text = _rendered_text(request, model, template)
-    token_ids = await _chat_ids(text, request, model, threads)
+    outside = _rendered_outside(request, model)
+    rendered = await (_rendered_by_vllm(request, outside) if outside else _rendered_here(request, model, threads))
+    text, token_ids = rendered.text, rendered.token_ids
     expanded: ExpandedMedia | None = None
     if parts:
+        if outside is not None:
+            refuse_unknown_turns(request)
         if media is None:
             raise bad_request("A beam search takes text only.", "use_beam_search", "unsupported_parameter")
         if request.truncate_prompt_tokens is not None:
@@ -161,7 +173,8 @@ async def plan_chat(
     max_tokens = request.max_completion_tokens or request.max_tokens
     if max_tokens is None and (default := model.sampling_defaults.get("max_tokens")) is not None:
         max_tokens = max(1, min(default, model.max_model_len_tokens - len(token_ids)))
-    token_ids = _truncated(token_ids, request, model, max_tokens)
+    is_marked = outside is None and bool(request.add_special_tokens)
+    token_ids = _truncated(token_ids, request, model, max_tokens, is_marked=is_marked)
     sampling = _sampling(request, model, len(token_ids), max_tokens, logprobs, structure, "messages")
     prompt = Prompt(
         token_ids,
@@ -171,7 +184,9 @@ async def plan_chat(
         text if request.return_prompt_text else None,
     )
     plan = _plan(request, request_id, model, (prompt,), structure_param)
-    return plan if read_by is None else replace(plan, read_by=read_by)
+    if read_by is None and outside is None:
+        return plan
+    return replace(plan, read_by=read_by, is_rendered_outside=outside is not None)
 
 
 async def plan_completion(
@@ -213,26 +228,34 @@ def _plan(
     )
 
 
-def _template_of(model: ServedModel) -> ChatTemplate:
-    """Raises ApiError (400) where there is none."""
-    if model.text.template is None:
+def _rendered_outside(request: ChatCompletionRequest, model: ServedModel) -> OutsidePrompts | None:
+    """What makes the prompt where this frontend cannot; None: it can. Raises ApiError (400) where nobody here can."""
+    if model.prompts is not None and (model.prompts.is_only_way or has_unknown_turns(request)):
+        return model.prompts
+    refuse_unknown_turns(request)
+    return None
+
+
+async def _rendered_by_vllm(request: ChatCompletionRequest, outside: OutsidePrompts) -> RenderedChat:
+    return await outside.render(prompt_body(request, tells_choice=outside.tells_tools))
+
+
+async def _rendered_here(request: ChatCompletionRequest, model: ServedModel, threads: Threads) -> RenderedChat:
+    """Raises ApiError (400) where there is no chat template, or it refuses the chat."""
+    template = model.text.template
+    if request.tools and model.text.tool_template is not None:
+        template = model.text.tool_template
+    if template is None:
         raise bad_request(f"`{model.name}` has no chat template; use /v1/completions.", "messages")
-    return model.text.template
-
-
-def _rendered_text(request: ChatCompletionRequest, model: ServedModel, template: ChatTemplate) -> str:
-    """A conversation as the template writes it. Raises ApiError (400) where the template refuses it."""
+    if request.tools and not template.knows_tools:
+        raise bad_request(f"The chat template of `{model.name}` does not tell it of tools.", "tools")
     try:
         text = _rendered(request, model, template)
     except ChatTemplateRefused as error:
         raise bad_request(f"{error}.", "messages") from error
     _check_length(text, request, model, "messages")
-    return text
-
-
-async def _chat_ids(text: str, request: ChatCompletionRequest, model: ServedModel, threads: Threads) -> list[int]:
     token_ids = await model.text.chunked.encode_in(threads, text)
-    return model.text.with_added_tokens(token_ids) if request.add_special_tokens else token_ids
+    return RenderedChat(model.text.with_added_tokens(token_ids) if request.add_special_tokens else token_ids, text)
 
 
 def _rendered(request: ChatCompletionRequest, model: ServedModel, template: ChatTemplate) -> str:
@@ -259,24 +282,18 @@ def _rendered(request: ChatCompletionRequest, model: ServedModel, template: Chat
     )
 
 
-def _check_tools(request: ChatCompletionRequest, model: ServedModel, template: ChatTemplate) -> None:
-    """Raises ApiError (400) where the model could not know of the tools, or nobody could tell what it calls."""
-    if not template.knows_tools:
-        raise bad_request(f"The chat template of `{model.name}` does not tell it of tools.", "tools")
-    if request.tool_choice in (None, "auto") and not model.tool_call_parser:
-        message = (
-            f"`{model.name}` is served without --tool-call-parser, so that what it calls by itself is not understood: "
-            "set `tool_choice` to `required`, `none` or a function, or start its workers with the option."
-        )
-        raise bad_request(message, "tool_choice")
-
-
 def _chat_structure(request: ChatCompletionRequest, model: ServedModel) -> tuple[str, str]:
     """What the text has to fit, and by which parameter."""
     structure, param = structure_of(request.response_format, request.structured_outputs)
     tools = request.tools or []
     check_tools(tools, request.tool_choice)
     choice = effective_choice(tools, request.tool_choice)
+    if choice == "auto" and not model.tool_call_parser:
+        message = (
+            f"`{model.name}` is served without --tool-call-parser, so that what it calls by itself is not understood: "
+            "set `tool_choice` to `required`, `none` or a function, or start its workers with the option."
+        )
+        raise bad_request(message, "tool_choice")
     if calls := calls_structure(tools, choice, is_parallel=request.parallel_tool_calls is not False):
         return calls, "tool_choice"
     if choice == "auto" and not structure and (strict := strict_structure(tools, model.tool_call_parser)):
@@ -343,7 +360,7 @@ def _truncated(
     is_marked: bool = False,
 ) -> list[int]:
     """What `truncate_prompt_tokens` leaves of a prompt. `is_marked`: the tokens that the model wants around a text are
-    around it, and stay, as in vLLM."""
+    around it, and stay unless the client says from which side tokens are taken, as in vLLM."""
     limit = request.truncate_prompt_tokens
     if limit is None:
         return token_ids
@@ -353,10 +370,9 @@ def _truncated(
         limit = max(1, model.max_model_len_tokens - (max_tokens or 1))
     if len(token_ids) <= limit:
         return token_ids
-    if is_marked and (marks := len(model.text.with_added_tokens([]))):
+    if is_marked and request.truncation_side is None and (marks := len(model.text.with_added_tokens([]))):
         bare = model.text.without_added_tokens(token_ids)
-        kept = max(1, limit - marks)
-        return model.text.with_added_tokens(bare[:kept] if request.truncation_side == "right" else bare[-kept:])
+        return model.text.with_added_tokens(bare[len(bare) - max(0, limit - marks) :])
     return token_ids[:limit] if request.truncation_side == "right" else token_ids[-limit:]
 
 

@@ -115,6 +115,21 @@ def _unsupported_chat(request: ChatCompletionRequest) -> Iterator[tuple[str, str
     for name in request.chat_template_kwargs or ():
         if name in TAKEN:
             yield f"chat_template_kwargs.{name}", "it is a parameter of its own."
+
+
+def refuse_unknown_turns(request: ChatCompletionRequest) -> None:
+    """Raises ApiError (400, `param` set) for the first thing in the messages that this frontend cannot render."""
+    for param, reason in _unknown_turns(request):
+        message = f"`{param}` is not supported by this server: {reason}"
+        raise ApiError(400, message, param=param, code="unsupported_parameter")
+
+
+def has_unknown_turns(request: ChatCompletionRequest) -> bool:
+    """Whether there is such a thing."""
+    return next(_unknown_turns(request), None) is not None
+
+
+def _unknown_turns(request: ChatCompletionRequest) -> Iterator[tuple[str, str]]:
     for index, message in enumerate(request.turns()):
         yield from _unsupported_message(index, message)
 

@@ -13,6 +13,8 @@ from typing import Any, Final, NoReturn
 
 from jinja2 import TemplateError, meta, nodes
 from jinja2.exceptions import TemplateSyntaxError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mesh.errors import ConfigurationError
@@ -29,11 +31,19 @@ EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 _END_OF_FINAL_MESSAGE: Final = "\ue000penstock-end-of-final-message\ue001"
 """Stands behind the text that is to be continued, to be found again whatever the template makes of blanks; characters
 of the private use area, which no template looks for."""
+_BLANK: Final = " "
+"""Stands behind the mark: gone where the template trims."""
 
 
 def effort_variables(effort: str) -> dict[str, Any]:
     """What a request's `reasoning_effort` is to a template."""
     return {"enable_thinking": effort != "none", "reasoning_effort": effort}
+
+
+def effort_asking_for_none(with_none: object, with_others: Sequence[object]) -> str:
+    """The `reasoning_effort` by which a model is asked not to reason: `none`; `low` where that is refused, or makes the
+    same prompt as another effort (vLLM's reading). Takes prompts, None for one that is refused."""
+    return "low" if with_none is None or with_none in with_others else "none"
 
 
 class ChatTemplate:
@@ -49,7 +59,7 @@ class ChatTemplate:
         formats `unix_time` in this machine's time zone. Raises ConfigurationError for a template that cannot be
         compiled."""
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
@@ -101,10 +111,8 @@ class ChatTemplate:
 
     @cached_property
     def effort_without_thinking(self) -> str:
-        """The `reasoning_effort` by which a model is asked not to reason: `none`; `low` where the template refuses that
-        or writes for it what it writes for another effort (vLLM's reading)."""
-        told = [self._asked_with(effort) for effort in ("none", *EFFORTS)]
-        return "low" if told[0] is None or told[0] in told[1:] else "none"
+        """The `reasoning_effort` by which a model is asked not to reason."""
+        return effort_asking_for_none(self._asked_with("none"), [self._asked_with(effort) for effort in EFFORTS])
 
     def _asked_with(self, effort: str) -> str | None:
         try:
@@ -115,24 +123,38 @@ class ChatTemplate:
     def render_unfinished(
         self, messages: Sequence[Mapping[str, Any]], *, variables: Mapping[str, Any] = MappingProxyType({})
     ) -> str:
-        """The prompt up to the end of the last message's text, for the model to go on with it. Raises
-        ChatTemplateRefused, also where that text does not appear."""
+        """The prompt up to the end of the last message's text, for the model to go on with it. A template that trims
+        its messages trims that end, too. Raises ChatTemplateRefused, also where that text does not appear."""
         final = messages[-1]
         marked = {**final, "content": _marked(final["content"])}
         text = self.render([*messages[:-1], marked], add_generation_prompt=False, variables=variables)
-        before, mark, _ = text.partition(_END_OF_FINAL_MESSAGE)
+        before, mark, behind = text.rpartition(_END_OF_FINAL_MESSAGE)
         if not mark:
             raise ChatTemplateRefused("the model's chat template does not show the final message, so none can go on")
-        return before
+        return before if behind.startswith(_BLANK) else before.rstrip()
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}`, by which templates mark what the assistant said for those who train on it: no part of the
+    prompt."""
+
+    tags = {"generation"}  # noqa: RUF012 - so Jinja declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        parser.stream.skip()
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _marked(content: Any) -> Any:
-    """A message's text, or its parts, with the mark at its end."""
+    """A message's text, or its parts, with the mark at the end of the text. Raises ChatTemplateRefused where there is
+    none."""
+    mark = _END_OF_FINAL_MESSAGE + _BLANK
     if not isinstance(content, list):
-        return f"{content}{_END_OF_FINAL_MESSAGE}"
-    if content and content[-1].get("type") == "text":
-        return [*content[:-1], {**content[-1], "text": f"{content[-1]['text']}{_END_OF_FINAL_MESSAGE}"}]
-    return [*content, {"type": "text", "text": _END_OF_FINAL_MESSAGE}]
+        return f"{content}{mark}"
+    for place, part in reversed(list(enumerate(content))):
+        if "text" in part:
+            return [*content[:place], {**part, "text": f"{part['text']}{mark}"}, *content[place + 1 :]]
+    raise ChatTemplateRefused("the final message has no text to go on with")
 
 
 def _goes_through_parts(tree: nodes.Template) -> bool:
@@ -163,6 +185,12 @@ def _refuse(message: str) -> NoReturn:
     raise ChatTemplateRefused(f"the model's chat template refused the messages: {message}")
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """Unlike Jinja's own: no HTML escapes, as templates expect."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike Jinja's own: no HTML escapes, and the arguments that templates know from transformers."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

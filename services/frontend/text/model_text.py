@@ -43,11 +43,15 @@ class ModelText:
         self._bytes_showing: dict[frozenset[str], list[bytes]] = {}
         self.template = template
         """None: the model takes prompts only."""
+        self.tool_template: ChatTemplate | None = None
+        """For chats with tools, where the checkpoint has a template of its own for them."""
         self.eos_token_ids = eos_token_ids
         self.labels: Mapping[int, str] | None = None
         """Names of a classifier's classes, by their numbers; None: it has not named them."""
         self.instructions: Mapping[str, str] = {}
         """What an embedding model wants to be told of each use of its vectors (`search_query`)."""
+        self.model_type = ""
+        """As config.json names the architecture."""
         self.pad_token_id: int | None = None
         self.has_segments = False
         """Segment ids say to the model which text of a pair a token belongs to (BERT's kind)."""
@@ -91,10 +95,14 @@ class ModelText:
             cache_bytes,
             now_s,
         )
+        tool_template = _named_templates(config).get("tool_use")
+        if tool_template is not None and "chat_template.jinja" not in files:
+            text.tool_template = ChatTemplate(tool_template, special, unix_time)
         model_config = _json(files, "config.json", origin)
         segments = model_config.get("type_vocab_size", 0)
         text.has_segments = isinstance(segments, int) and segments > 1
         text.labels = _labels(model_config)
+        text.model_type = str(model_config.get("model_type", ""))
         text.instructions = _instructions(model_config, _json(files, "config_sentence_transformers.json", origin))
         text.pad_token_id = tokenizer.token_to_id(special["pad_token"]) if "pad_token" in special else None
         return text
@@ -283,10 +291,17 @@ def _template_source(files: TextFiles, config: dict[str, Any], origin: str) -> s
     if "chat_template.jinja" in files:
         return files["chat_template.jinja"].decode("utf-8", "replace")
     source = config.get("chat_template", _json(files, "chat_template.json", origin).get("chat_template"))
-    if isinstance(source, list):  # several named ones
-        by_name = {entry.get("name"): entry.get("template") for entry in source}
-        source = by_name.get("default")
+    if isinstance(source, list):
+        source = _named_templates(config).get("default")
     return source if isinstance(source, str) else None
+
+
+def _named_templates(config: dict[str, Any]) -> Mapping[str, str]:
+    """Where a checkpoint has several: `default`, and `tool_use` in its place for chats with tools."""
+    listed = config.get("chat_template")
+    entries = listed if isinstance(listed, list) else []
+    named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
+    return {name: source for name, source in named.items() if isinstance(name, str) and isinstance(source, str)}
 
 
 def _eos_token_ids(tokenizer: Tokenizer, special: dict[str, str], files: TextFiles, origin: str) -> frozenset[int]:

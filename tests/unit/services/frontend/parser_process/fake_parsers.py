@@ -1,8 +1,13 @@
-"""A parser process without vLLM: thoughts end with `|`, calls are written [name:arguments]. Some words break it."""
+"""A parser process without vLLM: thoughts end with `|`, calls are written [name:arguments], a chat is rendered to what
+its messages hold. Some words break it."""
 
+import json
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
 
 from mesh.errors import ConfigurationError
 from penstock.v1 import parser_pb2
@@ -14,10 +19,30 @@ KNOWN = "brackets"
 
 class FakeParsers:
     def load(self, model: parser_pb2.ParserModel) -> str:
-        if model.tool_parser != KNOWN:
+        if model.tool_parser not in ("", KNOWN):
             raise ConfigurationError(f"--tool-call-parser {model.tool_parser}: there is {KNOWN}")
         assert os.path.exists(f"{model.directory}/tokenizer.json")
         return "fake"
+
+    async def load_renderer(self, model: parser_pb2.ParserModel) -> None:
+        if model.tokenizer_mode not in ("", KNOWN):
+            raise ConfigurationError(f"tokenizer_mode {model.tokenizer_mode}: there is {KNOWN}")
+
+    async def render(self, model: parser_pb2.ParserModel, body: bytes) -> parser_pb2.RenderChatResponse:
+        asked = json.loads(body)
+        said = [f"{message['role']}={message.get('content')}" for message in asked["messages"]]
+        given = [f"{name}:{asked[name]}" for name in sorted(asked.keys() - {"messages", "model"})]
+        text = " ".join([*said, *given])
+        if "§die" in text:
+            died = Path(model.directory, "died")
+            if not died.exists():
+                died.touch()
+                os._exit(9)
+        if "refuse" in text:
+            refused = parser_pb2.RefusedChat(message="it is refused", param="role", is_too_long="too long" in text)
+            return parser_pb2.RenderChatResponse(refused=refused)
+        tokenizer = Tokenizer.from_file(f"{model.directory}/tokenizer.json")
+        return parser_pb2.RenderChatResponse(token_ids=tokenizer.encode(text, add_special_tokens=False).ids, text=text)
 
     def prepare(self, request: parser_pb2.PrepareAnswerRequest) -> parser_pb2.PrepareAnswerResponse:
         if "refuse" in request.body:
