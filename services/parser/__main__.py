@@ -1,6 +1,7 @@
 """`python -m services.parser SOCKET`: vLLM's parsers behind a socket of this machine, as long as its parent lives."""
 
 import asyncio
+import logging
 import signal
 import sys
 from collections.abc import Callable
@@ -48,6 +49,7 @@ def run(make: Callable[[], Parsers]) -> None:
 def _vllm_parsers() -> Parsers:
     from services.parser.vllm_parsers import VllmParsers
 
+    logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns of what an engine would lack here
     return VllmParsers()
 
 

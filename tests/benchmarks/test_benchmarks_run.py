@@ -148,6 +148,17 @@ def test_identity_cpu(tmp_path: Path) -> None:
     assert all(role in run.printed for role in measured)
 
 
+@pytest.mark.vllm
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM: make install")
+def test_vllm_parts(tmp_path: Path) -> None:
+    run = Run(tmp_path, "vllm_parts", "--rounds", "1", "--chats", "4")
+    assert are_measured(*run.figures["start"].values())
+    assert [each["characters"] for each in run.figures["chats"]] == [1_000, 8_000, 32_000]
+    for each in run.figures["chats"]:
+        assert are_measured(each["here_us"], each["frontend_us"], each["process_us"])
+    assert "in the process" in run.printed
+
+
 def test_framed_cpu(tmp_path: Path) -> None:
     run = Run(tmp_path, "framed_cpu", "--carrier", "tcp", "--rounds", "1", "--requests", "16")
     measured = run.figures["figures"]

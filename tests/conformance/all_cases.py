@@ -6,6 +6,7 @@ from tests.conformance.completion_cases import CASES as COMPLETION_CASES
 from tests.conformance.other_cases import MESSAGES_CASES, RESPONSES_CASES, SERVER_CASES, TOKENIZER_CASES
 from tests.conformance.pooling_cases import CASES as POOLING_CASES
 from tests.conformance.reasoning_cases import CASES as REASONING_CASES
+from tests.conformance.rendering_cases import CASES as RENDERING_CASES
 
 CASES: list[Case] = [
     *CHAT_CASES,
@@ -15,5 +16,6 @@ CASES: list[Case] = [
     *TOKENIZER_CASES,
     *SERVER_CASES,
     *REASONING_CASES,
+    *RENDERING_CASES,
     *POOLING_CASES,
 ]

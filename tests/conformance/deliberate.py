@@ -71,7 +71,7 @@ DELIBERATE = (
                 r"chat: logprob_token_ids( by id|, 128)",
                 r"body\.choices\[\]\.logprobs\.content\[\]\.top_logprobs\[\]\.(bytes.*|token:  \| \ufffd)",
             ),
-            (r"(chat|completions): beam search.*|server: batch of chats.*", r".*\.prompt_tokens_details.*"),
+            (r"(chat|completions): .*beam search.*|server: batch of chats.*", r".*\.prompt_tokens_details.*"),
             (r"responses: .*", r"body(\.events\.response\..*\.response)?\.(store|error)"),
             (r"messages: .*", r"body\.stop_sequence|body\.events\.message_start\..*cache_(creation|read)_input_tokens"),
             (r"server: GET /v1/models(, .*)?", r"body\.data\[\]\.penstock"),

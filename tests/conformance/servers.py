@@ -33,6 +33,10 @@ STOCK_ENVIRONMENT = {
 }
 STOCK_ARGUMENTS = ("--dtype", "float32", "--enforce-eager", "--block-size", "32", "--gpu-memory-utilization", "0.1")
 
+PROMPT_DETAILS = ("--enable-prompt-tokens-details",)
+NO_ANY_WHITESPACE = ("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}')
+"""What `penstock up` sets: the demo models write blanks without end otherwise."""
+
 
 @dataclass(frozen=True)
 class Served:
@@ -69,17 +73,18 @@ SERVED: Mapping[str, Served] = MappingProxyType(
     {
         "demo-large": Served(
             "demo-large",
-            (
-                *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details"),
-                # What `penstock up` sets: the demo models write blanks without end otherwise.
-                *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
-            ),
+            ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", *PROMPT_DETAILS, *NO_ANY_WHITESPACE),
             ("--tool-call-parser", "hermes"),
         ),
         "thinks": Served(
             partial(make_thinker, switch=SWITCH),
-            ("--reasoning-parser", "qwen3", "--enable-prompt-tokens-details"),
+            ("--reasoning-parser", "qwen3", *PROMPT_DETAILS),
             ("--reasoning-parser", "qwen3"),
+        ),
+        "written": Served(
+            "demo-large",
+            ("--tokenizer-mode", "deepseek_v32", *PROMPT_DETAILS, *NO_ANY_WHITESPACE),
+            ("--engine-arg", "tokenizer_mode=deepseek_v32"),
         ),
         "vectors": _pooling("embed"),
         "tokens": _pooling("embed", "token_embed"),

@@ -240,8 +240,8 @@ class ModelExchange(Exchange):
     ) -> None:
         super().__init__(service, request, request_id, model.engine_model, key, arrived_s)
         self._model = model
-        self.others: Sequence[GenerationRequest] = ()
-        """Further conversations, each of which gets a choice behind that of the first."""
+        self.others: Sequence[GenerationRequest] | None = None
+        """Further conversations of a batch, each of which gets a choice behind that of the first; None: it is none."""
         self.sampling_defaults = model.sampling_defaults
         self._created_unix_s = int(service.unix_time())
 
@@ -252,10 +252,10 @@ class ModelExchange(Exchange):
 
     async def _generate_with(self, media: MediaLoader, sender: AnswerSender, scope: Scope) -> None:
         service = self._service
-        plan = await self._planned(self._request, media)
-        if self.others:
-            others = [await self._planned(each, media) for each in self.others]
-            plan = replace(plan, prompts=tuple(prompt for each in (plan, *others) for prompt in each.prompts))
+        if self.others is None:
+            plan = await self._planned(self._request, media)
+        else:
+            plan = await self._planned_batch((self._request, *self.others), media)
         self.max_tokens = plan.prompts[0].sampling.max_tokens
         metrics = service.metrics.of(self._model.engine_model)
         metrics.asked_choices.observe(plan.n)
@@ -274,6 +274,19 @@ class ModelExchange(Exchange):
         service = self._service
         return await plan_request(
             request, self.request_id, self._model, service.settings.max_choices, service.threads, media
+        )
+
+    async def _planned_batch(self, requests: Sequence[GenerationRequest], media: MediaLoader) -> GenerationPlan:
+        plans = []
+        for index, request in enumerate(requests):
+            try:
+                plans.append(await self._planned(request, media))
+            except ApiError as error:
+                raise in_batch(error, index) from error
+        return replace(
+            plans[0],
+            prompts=tuple(prompt for each in plans for prompt in each.prompts),
+            is_rendered_outside=any(each.is_rendered_outside for each in plans),
         )
 
     async def _answer(
@@ -377,3 +390,10 @@ class ModelExchange(Exchange):
 
 def _tokens(usage: Usage) -> Tokens:
     return Tokens(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+
+
+def in_batch(error: ApiError, index: int) -> ApiError:
+    """The error of one conversation as one of the batch's `messages`."""
+    if error.param is not None and error.param.partition("[")[0] == "messages":
+        error.param = f"messages[{index}]{error.param.removeprefix('messages')}"
+    return error

@@ -14,7 +14,7 @@ from controlplane.model.pooling import GENERATE
 from services.frontend.cascade.service import CascadeService
 from services.frontend.errors import ApiError, bad_request
 from services.frontend.http.body import decode_body, decode_leniently, timely_body
-from services.frontend.http.exchange import ModelExchange
+from services.frontend.http.exchange import ModelExchange, in_batch
 from services.frontend.http.openapi import body_docs, object_docs
 from services.frontend.http.raw_route import RawRoute
 from services.frontend.http.routes_generate import accept_body
@@ -66,7 +66,7 @@ def batch_routes(service: CascadeService) -> APIRouter:
                 service, request, bodies[0], ChatCompletionRequest, "chatcmpl", asked_by, ignored
             )
         except ApiError as error:
-            raise _located(error, 0) from error
+            raise in_batch(error, 0) from error
         if type(exchange) is not ModelExchange:
             raise bad_request("A batch of conversations is answered by a model, not by a cascade.", "model")
         exchange.others = [_other(body, index) for index, body in enumerate(bodies[1:], 1)]
@@ -125,12 +125,5 @@ def _other(body: bytes, index: int) -> ChatCompletionRequest:
         request, _ = decode_leniently(body, ChatCompletionRequest)
         refuse_unsupported(request)
     except ApiError as error:
-        raise _located(error, index) from error
+        raise in_batch(error, index) from error
     return request
-
-
-def _located(error: ApiError, index: int) -> ApiError:
-    """The error of one conversation as one of the batch's `messages`."""
-    if error.param is not None and error.param.startswith("messages["):
-        error.param = f"messages[{index}]{error.param.removeprefix('messages')}"
-    return error

@@ -17,6 +17,7 @@ _ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # what a context may be is the worker's to say
 }
 
 

@@ -1,5 +1,6 @@
 """Prompts that vLLM makes in the process beside the frontend, because this frontend cannot."""
 
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from services.frontend.errors import ApiError, bad_request, unavailable, upstrea
 from services.frontend.parser_process.process import CALL_DEADLINE_S, ParserProcess
 from services.frontend.text.chat_template import EFFORTS, effort_asking_for_none
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
@@ -21,6 +24,7 @@ class RenderedChat:
     token_ids: list[int]
     text: str
     """What was tokenised; empty where the messages were written as tokens."""
+    is_by_vllm: bool = False
 
 
 class OutsidePrompts:
@@ -36,12 +40,14 @@ class OutsidePrompts:
     ) -> None:
         """`process`: None where nobody waits for a prompt, and none is made. `folder` gives the directory with the
         model's files, of which `model` says none; it may raise RpcError and ConfigurationError. `is_only_way`: for all
-        chats, since the frontend can render none by itself."""
+        chats, since the frontend would render them otherwise."""
         self._process = process
         self._model = model
         self._folder = folder
         self.is_only_way = is_only_way
         self._effort_without_thinking = ""
+        self._reason = ""
+        """Why vLLM cannot render any chat of this model; empty: nobody knows of one."""
 
     @property
     def tells_tools(self) -> bool:
@@ -69,17 +75,24 @@ class OutsidePrompts:
                 return None
             raise
 
-    async def render(self, body: bytes) -> RenderedChat:
-        """The prompt of a chat with this body. Raises ApiError: 400 for what vLLM refuses, 502, 503."""
+    async def render(self, body: bytes) -> RenderedChat | None:
+        """The prompt of a chat with this body; None if vLLM has no way to render this model's, and it is not the only
+        one who might. Raises ApiError: 400 for what vLLM refuses, 502, 503."""
         process = self._process
         if process is None:
             raise unavailable("There is no process here for vLLM to make a prompt of this chat.", "renderer_failed")
+        if self._reason:
+            return None
         try:
             request = parser_pb2.RenderChatRequest(model=await self._located(), body=body)
             rendered = await process.ask(lambda stub: stub.Render(request, timeout=CALL_DEADLINE_S))
         except (RpcError, ConfigurationError) as error:
             raise unavailable(f"vLLM cannot make a prompt of this chat now: {error}.", "renderer_failed") from error
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION and not self.is_only_way:
+                self._reason = str(error.details())
+                log.warning("vLLM cannot render the chats of a model", extra={"reason": self._reason})
+                return None
             message = f"vLLM could not make a prompt of this chat: {error.details()}"
             raise upstream_failed(message, "renderer_failed") from error
         if rendered.HasField("refused"):
@@ -87,7 +100,7 @@ class OutsidePrompts:
             param = "messages" if refused.is_too_long or not refused.param else refused.param
             raise bad_request(refused.message, param, "context_length_exceeded" if refused.is_too_long else None)
         process.count_prompt()
-        return RenderedChat(list(rendered.token_ids), rendered.text)
+        return RenderedChat(list(rendered.token_ids), rendered.text, is_by_vllm=True)
 
     async def _located(self) -> parser_pb2.ParserModel:
         if not self._model.directory:

@@ -340,7 +340,7 @@ class ModelCatalogue:
         )
         if outside is not None:
             model.tool_parser, model.reasoning_parser = outside.names
-        prompts = OutsidePrompts(process, model, folder, is_only_way=has_own_way or text.template is None)
+        prompts = OutsidePrompts(process, model, folder, is_only_way=has_own_way)
         if has_own_way:
             await prompts.load()
         return prompts

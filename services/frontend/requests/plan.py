@@ -15,7 +15,7 @@ from services.frontend.errors import bad_request, context_too_long
 from services.frontend.media.parts import check_taken, media_parts
 from services.frontend.media.service import ExpandedMedia, MediaLoader
 from services.frontend.parser_process.answer import ParserRequest
-from services.frontend.parser_process.prompts import OutsidePrompts, RenderedChat
+from services.frontend.parser_process.prompts import RenderedChat
 from services.frontend.requests.content import ContentWriter, TextOrParts, text_of
 from services.frontend.requests.models import ServedModel
 from services.frontend.requests.sampling import values_in
@@ -133,8 +133,7 @@ async def prompt_ids(request: GenerationRequest, model: ServedModel, threads: Th
     placeholders that stand for them. Nothing else is checked. Raises ApiError (400) where there is no such prompt."""
     if isinstance(request, ChatCompletionRequest):
         media_parts(request.messages)
-        outside = _rendered_outside(request, model)
-        rendered = await (_rendered_by_vllm(request, outside) if outside else _rendered_here(request, model, threads))
+        rendered = await _rendered(request, model, threads)
         max_tokens = request.max_completion_tokens or request.max_tokens
         return [_truncated(rendered.token_ids, request, model, max_tokens)]
     wholes = [await _prompt_ids(each, request, model, threads) for each in _prompts(request.prompt)]
@@ -156,13 +155,14 @@ async def plan_chat(
     if model.outside is not None and (request.tools or model.outside.reads_reasoning):
         read_by, structure = await model.outside.prepare(parser_body(request), earlier_calls(request.messages))
     logprobs = _chat_logprobs(request)
-    outside = _rendered_outside(request, model)
-    rendered = await (_rendered_by_vllm(request, outside) if outside else _rendered_here(request, model, threads))
-    text, token_ids = rendered.text, rendered.token_ids
+    rendered = await _rendered(request, model, threads)
+    _check_choice(request, model)
+    token_ids = rendered.token_ids
     expanded: ExpandedMedia | None = None
     if parts:
-        if outside is not None:
-            refuse_unknown_turns(request)
+        if rendered.is_by_vllm:
+            message = "Images and the like cannot be served where vLLM makes the prompt beside the frontend."
+            raise bad_request(message, parts[0].param, "unsupported_parameter")
         if media is None:
             raise bad_request("A beam search takes text only.", "use_beam_search", "unsupported_parameter")
         if request.truncate_prompt_tokens is not None:
@@ -173,7 +173,7 @@ async def plan_chat(
     max_tokens = request.max_completion_tokens or request.max_tokens
     if max_tokens is None and (default := model.sampling_defaults.get("max_tokens")) is not None:
         max_tokens = max(1, min(default, model.max_model_len_tokens - len(token_ids)))
-    is_marked = outside is None and bool(request.add_special_tokens)
+    is_marked = not rendered.is_by_vllm and bool(request.add_special_tokens)
     token_ids = _truncated(token_ids, request, model, max_tokens, is_marked=is_marked)
     sampling = _sampling(request, model, len(token_ids), max_tokens, logprobs, structure, "messages")
     prompt = Prompt(
@@ -181,12 +181,12 @@ async def plan_chat(
         sampling,
         _echoed_message(request),
         None if expanded is None else expanded.media,
-        text if request.return_prompt_text else None,
+        rendered.text if request.return_prompt_text else None,
     )
     plan = _plan(request, request_id, model, (prompt,), structure_param)
-    if read_by is None and outside is None:
+    if read_by is None and not rendered.is_by_vllm:
         return plan
-    return replace(plan, read_by=read_by, is_rendered_outside=outside is not None)
+    return replace(plan, read_by=read_by, is_rendered_outside=rendered.is_by_vllm)
 
 
 async def plan_completion(
@@ -228,16 +228,15 @@ def _plan(
     )
 
 
-def _rendered_outside(request: ChatCompletionRequest, model: ServedModel) -> OutsidePrompts | None:
-    """What makes the prompt where this frontend cannot; None: it can. Raises ApiError (400) where nobody here can."""
-    if model.prompts is not None and (model.prompts.is_only_way or has_unknown_turns(request)):
-        return model.prompts
+async def _rendered(request: ChatCompletionRequest, model: ServedModel, threads: Threads) -> RenderedChat:
+    """By vLLM, in the process beside this frontend, where the frontend cannot. Raises ApiError."""
+    outside = model.prompts
+    if outside is not None and (outside.is_only_way or model.text.template is None or has_unknown_turns(request)):
+        rendered = await outside.render(prompt_body(request, tells_choice=outside.tells_tools))
+        if rendered is not None:
+            return rendered
     refuse_unknown_turns(request)
-    return None
-
-
-async def _rendered_by_vllm(request: ChatCompletionRequest, outside: OutsidePrompts) -> RenderedChat:
-    return await outside.render(prompt_body(request, tells_choice=outside.tells_tools))
+    return await _rendered_here(request, model, threads)
 
 
 async def _rendered_here(request: ChatCompletionRequest, model: ServedModel, threads: Threads) -> RenderedChat:
@@ -250,7 +249,7 @@ async def _rendered_here(request: ChatCompletionRequest, model: ServedModel, thr
     if request.tools and not template.knows_tools:
         raise bad_request(f"The chat template of `{model.name}` does not tell it of tools.", "tools")
     try:
-        text = _rendered(request, model, template)
+        text = _written(request, model, template)
     except ChatTemplateRefused as error:
         raise bad_request(f"{error}.", "messages") from error
     _check_length(text, request, model, "messages")
@@ -258,7 +257,7 @@ async def _rendered_here(request: ChatCompletionRequest, model: ServedModel, thr
     return RenderedChat(model.text.with_added_tokens(token_ids) if request.add_special_tokens else token_ids, text)
 
 
-def _rendered(request: ChatCompletionRequest, model: ServedModel, template: ChatTemplate) -> str:
+def _written(request: ChatCompletionRequest, model: ServedModel, template: ChatTemplate) -> str:
     """Raises ChatTemplateRefused, and ApiError (400) for parameters that contradict each other."""
     writer = ContentWriter(takes_parts=template.takes_parts, takes=model.media)
     messages = [
@@ -282,18 +281,22 @@ def _rendered(request: ChatCompletionRequest, model: ServedModel, template: Chat
     )
 
 
+def _check_choice(request: ChatCompletionRequest, model: ServedModel) -> None:
+    """Raises ApiError (400) where nobody could tell what the model calls by itself."""
+    if request.tools and request.tool_choice in (None, "auto") and not model.tool_call_parser:
+        message = (
+            f"`{model.name}` is served without --tool-call-parser, so that what it calls by itself is not understood: "
+            "set `tool_choice` to `required`, `none` or a function, or start its workers with the option."
+        )
+        raise bad_request(message, "tool_choice")
+
+
 def _chat_structure(request: ChatCompletionRequest, model: ServedModel) -> tuple[str, str]:
     """What the text has to fit, and by which parameter."""
     structure, param = structure_of(request.response_format, request.structured_outputs)
     tools = request.tools or []
     check_tools(tools, request.tool_choice)
     choice = effective_choice(tools, request.tool_choice)
-    if choice == "auto" and not model.tool_call_parser:
-        message = (
-            f"`{model.name}` is served without --tool-call-parser, so that what it calls by itself is not understood: "
-            "set `tool_choice` to `required`, `none` or a function, or start its workers with the option."
-        )
-        raise bad_request(message, "tool_choice")
     if calls := calls_structure(tools, choice, is_parallel=request.parallel_tool_calls is not False):
         return calls, "tool_choice"
     if choice == "auto" and not structure and (strict := strict_structure(tools, model.tool_call_parser)):

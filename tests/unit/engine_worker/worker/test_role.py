@@ -85,6 +85,7 @@ async def test_a_worker_announces_what_frontends_need_to_know(context: RoleConte
         "text_hash": "",
         "sampling_defaults": "",
         "tool_call_parser": "",
+        "tokenizer_mode": "",
         "reasoning_parser": "",
         "tasks": "generate",
         "pair_form": "",

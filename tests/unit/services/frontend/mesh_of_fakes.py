@@ -19,7 +19,7 @@ from mesh.rpc.server import RpcServer
 from mesh.runtime import GrpcTransport, SystemClock, system_runtime
 from mesh.store import StateStore, open_store
 from services.frontend.cascade.cascades import Cascades
-from services.frontend.parser_process.launcher import Launcher
+from services.frontend.parser_process.launcher import Launcher, ModuleLauncher
 from services.frontend.requests.service import FrontendService
 from services.frontend.role import FrontendRole
 from services.frontend.settings import FrontendSettings
@@ -28,6 +28,11 @@ from tests.unit.services.frontend.fakes import FakeDirectory, FakeScheduler, Fak
 
 NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients of plain HTTP: each would read all of the machine's certificates, which takes 40 ms of CPU."""
+
+
+def without_vllm() -> ModuleLauncher:
+    """As where vLLM is not installed: whatever needs its process is refused, rather than waited for."""
+    return ModuleLauncher(needs="no_such_package")
 
 
 @dataclass
@@ -116,7 +121,7 @@ async def mesh_of_fakes(
     scheduler = FakeScheduler(always("worker-0"))
     await scheduler.start()
     directory.join(scheduler.member)
-    role = FrontendRole(FrontendSettings(http_port=0, **settings), launcher=launcher)
+    role = FrontendRole(FrontendSettings(http_port=0, **settings), launcher=launcher or without_vllm())
     attributes = await role.start(replace(context_of(directory, registry, server, store), member_id=member_id))
     await server.start()
     assert role.service is not None
@@ -155,7 +160,7 @@ async def frontend_between(
     store = open_store("embedded:", system_runtime())
     for member in members:
         directory.join(member)
-    role = FrontendRole(FrontendSettings(http_port=0, **settings), launcher=launcher)
+    role = FrontendRole(FrontendSettings(http_port=0, **settings), launcher=launcher or without_vllm())
     attributes = await role.start(replace(context_of(directory, registry, server, store), member_id=member_id))
     assert role.service is not None
     try:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,6 +144,18 @@ async def test_what_the_server_may_understand_is_placed_by_load_alone(model_path
             assert not placed.block_hashes
             assert placed.prompt_tokens == len(json.dumps(fields)) // 4
             asked.call.cancel()
+        assert gateway.metric("unread_prompts_total", model="demo") == 1
+
+
+async def test_chats_that_only_vllm_writes_are_placed_by_load_alone(model_path: Path) -> None:
+    """The server beside the endpoint writes them; a gateway has no process for it."""
+    known = [replace(each, attributes={**each.attributes, "tokenizer_mode": "mistral"}) for each in servers(model_path)]
+    async with gateway_of_fakes(*known) as gateway:
+        asked = gateway.ask()
+        await asked.headers("/v1/chat/completions")
+        await asked.body({"model": "demo", "messages": [{"role": "user", "content": "x" * 400}]})
+        assert (await asked.destination())[0] == FIRST
+        assert not gateway.scheduler.placed[-1].block_hashes
         assert gateway.metric("unread_prompts_total", model="demo") == 1
 
 

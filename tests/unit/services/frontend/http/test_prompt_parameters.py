@@ -64,7 +64,7 @@ UNFINISHED = [USER, {"role": "assistant", "content": "First of"}]
         ({"messages": UNFINISHED, "continue_final_message": True}, "<user>hi;<assistant>First of"),
         (
             {"messages": [USER, {"role": "assistant", "content": "one \n"}], "continue_final_message": True},
-            "<user>hi;<assistant>one \n",
+            "<user>hi;<assistant>one",
         ),
     ],
 )

@@ -166,6 +166,17 @@ async def test_without_a_parser_the_model_is_not_left_to_decide(checkpoint: Path
 
 
 @pytest.mark.asyncio
+async def test_tools_have_the_template_that_is_for_them(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, byte_level(), "")
+    forms = [{"name": "default", "template": CHAT_TEMPLATE}, {"name": "tool_use", "template": "T" + TEMPLATE}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": forms}))
+    async with saying(tmp_path, "Hm") as mesh:
+        for fields, begins in (({}, "<|user|>Weather?"), ({"tools": [NOW], "tool_choice": "none"}, "T[now]")):
+            await whole(mesh, **fields)
+            prompt = mesh.text.decode(list(mesh.worker.received[-1].prompt_token_ids), skip_special_tokens=False)
+            assert prompt.startswith(begins)
+
+
 async def test_earlier_calls_are_told_to_the_template_as_objects(checkpoint: Path) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
     turns: Any = [

@@ -95,6 +95,9 @@ def test_a_template_of_parts_gets_parts() -> None:
     assert writer.content(said("What is", PICTURE)) == [{"type": "text", "text": "What is"}, {"type": "image"}]
     assert writer.content({"role": "user", "content": "Hm"}) == [{"type": "text", "text": "Hm"}]
     assert writer.content({"role": "tool", "content": [{"type": "text", "text": "a"}]}) == "a"
+    moody = [{"type": "text", "text": "", "mood": "good", "uuid": "1"}, {**PICTURE, "mood": "bad"}]
+    told = [{"type": "text", "text": "", "mood": "good"}, {"type": "image", "mood": "bad"}]
+    assert writer.content({"role": "user", "content": moody}) == told
     assert writer.content({"role": "assistant", "content": None}) == []
 
 
@@ -105,6 +108,25 @@ def test_any_other_template_gets_the_models_placeholders() -> None:
     assert writer.content(said("It is <|image_3|> here", PICTURE)) == "It is <|image_3|> here"
     assert writer.content(said(PICTURE)) == "<|image_4|>"
     assert ContentWriter(takes_parts=False, takes={"image": MediaFacts(9)}).content(said("a", PICTURE)) == "a"
+
+
+@pytest.mark.parametrize("takes_parts", [False, True])
+def test_who_pays_is_no_part_of_a_prompt(takes_parts: bool) -> None:
+    """Claude Code says it in a line that differs from request to request."""
+    writer = ContentWriter(takes_parts=takes_parts, takes={})
+
+    def told(content: Any, role: str = "system") -> Any:
+        return writer.content({"role": role, "content": content})
+
+    def part(text: str) -> dict[str, str]:
+        return {"type": "text", "text": text}
+
+    header = "x-anthropic-billing-header: cch=1;"
+    for content in (f"{header}\nBe brief.", [part(f"{header}\nBe brief.")], [part(header), part("Be brief.")]):
+        assert told(content) == ([part("Be brief.")] if takes_parts else "Be brief.")
+    for content in (header, [part(header)]):
+        assert told(content) == ([] if takes_parts else "")
+    assert told(header, role="user") == ([part(header)] if takes_parts else header)
 
 
 def test_what_a_model_takes_is_announced() -> None:

@@ -29,6 +29,8 @@ class FakeParsers:
             raise ConfigurationError(f"tokenizer_mode {model.tokenizer_mode}: there is {KNOWN}")
 
     async def render(self, model: parser_pb2.ParserModel, body: bytes) -> parser_pb2.RenderChatResponse:
+        if Path(model.directory, "config.json").exists():
+            raise ConfigurationError("there is no way to read a config.json")
         asked = json.loads(body)
         said = [f"{message['role']}={message.get('content')}" for message in asked["messages"]]
         given = [f"{name}:{asked[name]}" for name in sorted(asked.keys() - {"messages", "model"})]

@@ -14,7 +14,7 @@ from services.frontend.parser_process.launcher import ModuleLauncher
 from tests.unit.services.frontend.checkpoints import byte_level, write_checkpoint
 from tests.unit.services.frontend.fakes import Delta, tokens
 from tests.unit.services.frontend.http.test_tools import NOW, TEMPLATE
-from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
+from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes, without_vllm
 from tests.unit.services.frontend.parser_process.test_outside_formats import fake_launcher
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.asyncio]
@@ -132,17 +132,30 @@ async def test_what_this_frontend_does_not_know_goes_there_alone(checkpoint: Pat
 
 
 async def test_without_vllm_it_is_refused_as_what_it_is(checkpoint: Path, bare: Path) -> None:
-    launcher = ModuleLauncher("tests.unit.services.frontend.parser_process.fake_parsers", needs="no_such_package")
-    async with mesh_of(checkpoint, launcher) as (_, http):
+    async with mesh_of(checkpoint, without_vllm()) as (_, http):
         status, message, param, code = await refused(http, USER, REFUSAL)
         assert (status, param, code) == (400, "messages[1].content[0]", "unsupported_parameter")
         assert "`refusal`" in message
-    async with mesh_of(checkpoint, launcher, tokenizer_mode="brackets") as (_, http):
+    async with mesh_of(checkpoint, without_vllm(), tokenizer_mode="brackets") as (_, http):
         status, message, _, _ = await refused(http, USER)
         assert status == 503
         assert "pip install" in message
-    async with mesh_of(bare, launcher) as (_, http):
+    async with mesh_of(bare, without_vllm()) as (_, http):
         assert (await refused(http, USER))[1] == "`demo` has no chat template; use /v1/completions."
+
+
+async def test_a_model_that_vllm_cannot_render_is_as_without_it(tmp_path: Path) -> None:
+    for template, message in ((TEMPLATE, "`refusal`"), ("", "has no chat template")):
+        path = write_checkpoint(tmp_path / str(len(template)), byte_level(), template)
+        (path / "config.json").write_text("{}")  # which the fake process knows no way to read
+        async with mesh_of(path) as (mesh, http):
+            for _ in range(2):
+                status, told, _, _ = await refused(http, REFUSAL if template else USER)
+                assert status == 400
+                assert message in told
+            assert mesh.service.parser_process.state == "running"
+        async with mesh_of(path, tokenizer_mode="brackets") as (_, http):
+            assert (await refused(http, USER))[0] == 502, "here it is the only way"
 
 
 async def test_without_a_chat_template_vllm_is_asked_for_one(bare: Path) -> None:

@@ -37,6 +37,17 @@ def test_json_is_written_without_html_escapes() -> None:
     assert ChatTemplate("{{ messages[0] | tojson }}", {}, NOW).render([{"role": "<é>"}]) == '{"role": "<é>"}'
 
 
+def test_json_takes_the_arguments_that_templates_know() -> None:
+    source = "{{ m | tojson(separators=(',', ':'), sort_keys=true) }}{{ m | tojson(true, 1) }}"
+    template = ChatTemplate("{% set m = messages[0] %}" + source, {}, NOW)
+    assert template.render([{"role": "é", "a": 1}]) == '{"a":1,"role":"é"}{\n "role": "\\u00e9",\n "a": 1\n}'
+
+
+def test_what_is_marked_for_training_is_like_the_rest() -> None:
+    source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}!{% endfor %}"
+    assert ChatTemplate(source, {}, NOW).render(USER) == "hi!"
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -84,3 +95,13 @@ def test_a_final_message_of_parts_is_gone_on_with() -> None:
     assert template.render_unfinished([{"role": "assistant", "content": parts}]) == "<assistant>So far"
     picture = [*parts, {"type": "image"}]
     assert template.render_unfinished([{"role": "assistant", "content": picture}]) == "<assistant>So far"
+    with pytest.raises(ChatTemplateRefused, match="no text to go on with"):
+        template.render_unfinished([{"role": "assistant", "content": [{"type": "image"}]}])
+
+
+def test_a_template_that_trims_trims_what_is_gone_on_with() -> None:
+    final = [{"role": "assistant", "content": " So far "}]
+    shows = ChatTemplate("{% for m in messages %}<{{ m.content }}>{% endfor %}", {}, NOW)
+    assert shows.render_unfinished(final) == "< So far "
+    trims = ChatTemplate("{% for m in messages %}<{{ m.content | trim }}>{% endfor %}", {}, NOW)
+    assert trims.render_unfinished(final) == "<So far"

@@ -43,6 +43,18 @@ def test_the_template_may_stand_in_the_tokenizer_config(tmp_path: Path, form: ob
     assert ModelText.load(tmp_path, SystemClock().unix_s).template is not None
 
 
+def test_chats_with_tools_may_have_a_template_of_their_own(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, template="")
+    named = {"default": "{{ messages[0].content }}", "tool_use": "{{ tools[0].name }}"}
+    forms = [{"name": name, "template": source} for name, source in named.items()]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": forms}))
+    text = ModelText.load(tmp_path, SystemClock().unix_s)
+    assert text.tool_template is not None
+    assert text.tool_template.render([], variables={"tools": [{"name": "f"}]}) == "f"
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert ModelText.load(tmp_path, SystemClock().unix_s).tool_template is None, "that file goes before"
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
