@@ -1,5 +1,6 @@
-"""The process that reads answers by vLLM's own parsers, for a frontend whose models need formats it has not itself.
+"""The process in which vLLM's own parts render chats and read answers, for a frontend whose models need what it has not
+itself.
 
-vLLM's parsers are a library that needs no engine, but 465 MiB and 8 s of imports, and some of them slow down as a call
-grows: hence a process of their own, which a frontend starts when a model needs it and may kill.
+They are a library that needs no engine, but some 500 MiB and 5 s of CPU, and some of its parsers slow down as a call
+grows: hence a process of their own, which a frontend starts when a model or a request needs it and may kill.
 """

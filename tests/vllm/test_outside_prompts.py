@@ -16,9 +16,8 @@ from mesh.runtime import SystemThreads
 from penstock.v1 import parser_pb2
 from services.frontend.errors import ApiError
 from services.frontend.requests.models import ServedModel
-from services.frontend.requests.plan import plan_chat
+from services.frontend.requests.plan import plan_chat, prompt_body
 from services.frontend.requests.schema import ChatCompletionRequest
-from services.frontend.requests.tools import prompt_body
 from services.frontend.text.model_text import ModelText
 from tests.examples import examples
 from tests.vllm.moving import MODEL

@@ -83,6 +83,7 @@ class ResumeExchange(ModelExchange):
             requests[0].cache_salt,
             requests[0].resume.ticket,
             read_by=ticket.read_by,
+            is_rendered_outside=ticket.is_rendered_outside,
         )
 
     def _endpoint(self, scope: Scope) -> str:

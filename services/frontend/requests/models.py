@@ -111,7 +111,7 @@ class ModelCatalogue:
         *,
         reads_answers: bool = True,
     ) -> None:
-        """`parser_process`: for models whose answers are in other formats than those that we have parsers for.
+        """`parser_process`: for models whose prompts or answers take vLLM's own parts.
         `reads_answers`: False where somebody else reads them, so that models are served whatever their parsers are."""
         self.adapters = adapters
         self._transport = transport

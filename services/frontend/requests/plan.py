@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -35,9 +35,8 @@ from services.frontend.requests.tools import (
     effective_choice,
     for_template,
     parser_body,
-    prompt_body,
 )
-from services.frontend.requests.unsupported import has_unknown_turns, refuse_unknown_turns
+from services.frontend.requests.unsupported import unknown_in_messages
 from services.frontend.text.chat_template import ChatTemplate, ChatTemplateRefused, effort_variables
 
 COMPLETION_MAX_TOKENS = 16
@@ -45,6 +44,12 @@ COMPLETION_MAX_TOKENS = 16
 MAX_LOGIT_BIASES = 1024
 MAX_BIAS = 100.0
 """OpenAI's bound; vLLM cuts what is beyond."""
+_TOLD_TO_RENDERER: Final = (
+    *("messages", "tools", "tool_choice", "parallel_tool_calls", "documents", "reasoning_effort"),
+    *("chat_template_kwargs", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
+    *("truncate_prompt_tokens", "truncation_side", "max_tokens", "max_completion_tokens", "include_reasoning"),
+)
+"""Parameters that say something of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +165,6 @@ async def plan_chat(
     token_ids = rendered.token_ids
     expanded: ExpandedMedia | None = None
     if parts:
-        if rendered.is_by_vllm:
-            message = "Images and the like cannot be served where vLLM makes the prompt beside the frontend."
-            raise bad_request(message, parts[0].param, "unsupported_parameter")
         if media is None:
             raise bad_request("A beam search takes text only.", "use_beam_search", "unsupported_parameter")
         if request.truncate_prompt_tokens is not None:
@@ -230,13 +232,35 @@ def _plan(
 
 async def _rendered(request: ChatCompletionRequest, model: ServedModel, threads: Threads) -> RenderedChat:
     """By vLLM, in the process beside this frontend, where the frontend cannot. Raises ApiError."""
-    outside = model.prompts
-    if outside is not None and (outside.is_only_way or model.text.template is None or has_unknown_turns(request)):
+    outside, unknown = model.prompts, unknown_in_messages(request)
+    if outside is not None and (outside.is_only_way or model.text.template is None or unknown is not None):
+        _check_text_only(request)
         rendered = await outside.render(prompt_body(request, tells_choice=outside.tells_tools))
         if rendered is not None:
             return rendered
-    refuse_unknown_turns(request)
+    if unknown is not None:
+        raise unknown
     return await _rendered_here(request, model, threads)
+
+
+def _check_text_only(request: ChatCompletionRequest) -> None:
+    """Raises ApiError (400) for what vLLM's renderer is not given."""
+    if (error := unknown_in_messages(request, to_vllm=True)) is not None:
+        raise error
+    if parts := media_parts(request.messages):
+        message = "Images and the like cannot be served where vLLM makes the prompt beside the frontend."
+        raise bad_request(message, parts[0].param, "unsupported_parameter")
+
+
+def prompt_body(request: ChatCompletionRequest, *, tells_choice: bool) -> bytes:
+    """The body of a chat as vLLM's renderer is told of it. `tells_choice`: with `tool_choice`, most of which the
+    renderer refuses where it has no parser of what the model calls."""
+    given = {name: getattr(request, name) for name in _TOLD_TO_RENDERER if getattr(request, name) is not None}
+    if given.get("continue_final_message"):
+        given.setdefault("add_generation_prompt", False)
+    if not tells_choice:
+        given["tool_choice"] = "none"
+    return msgspec.json.encode({"model": "", **given})
 
 
 async def _rendered_here(request: ChatCompletionRequest, model: ServedModel, threads: Threads) -> RenderedChat:

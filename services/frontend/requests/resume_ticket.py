@@ -27,6 +27,7 @@ class ResumeTicket(msgspec.Struct, frozen=True, omit_defaults=True):
     completion: CompletionRequest | None = None
     """The body without its prompt."""
     read_by: ParserRequest | None = None
+    is_rendered_outside: bool = False
     """See `GenerationPlan`."""
 
     @property
@@ -70,6 +71,7 @@ def encode_ticket(request: GenerationRequest, plan: GenerationPlan, key: ApiKey 
         if isinstance(request, CompletionRequest)
         else None,
         read_by=plan.read_by,
+        is_rendered_outside=plan.is_rendered_outside,
     )
     encoded = _ENCODER.encode(ticket)
     return encoded if len(encoded) <= MAX_TICKET_BYTES else b""

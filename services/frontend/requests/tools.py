@@ -114,25 +114,6 @@ def parser_body(request: msgspec.Struct) -> str:
     return msgspec.json.encode({"model": "", **given}).decode()
 
 
-_TOLD_TO_RENDERER: Final = (
-    *("messages", "tools", "tool_choice", "parallel_tool_calls", "documents", "reasoning_effort"),
-    *("chat_template_kwargs", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
-    *("truncate_prompt_tokens", "truncation_side", "max_tokens", "max_completion_tokens", "include_reasoning"),
-)
-"""Parameters that say something of the prompt."""
-
-
-def prompt_body(request: msgspec.Struct, *, tells_choice: bool) -> bytes:
-    """The body of a chat as vLLM's renderer is told of it. `tells_choice`: with `tool_choice`; vLLM's renderer refuses
-    most of them where it has no parser of what the model calls."""
-    given = {name: getattr(request, name) for name in _TOLD_TO_RENDERER if getattr(request, name) is not None}
-    if given.get("continue_final_message"):
-        given.setdefault("add_generation_prompt", False)
-    if not tells_choice:
-        given["tool_choice"] = "none"
-    return msgspec.json.encode({"model": "", **given})
-
-
 def earlier_calls(messages: Sequence[Mapping[str, Any]]) -> int:
     """Calls of tools in a conversation."""
     return sum(len(message.get("tool_calls") or ()) for message in messages)

@@ -39,6 +39,9 @@ _BEAMS_KEEP: Final = frozenset(
     )
 )
 """Parameters that mean something to a beam search."""
+_KNOWN_TO_VLLM: Final = frozenset(("refusal", "thinking", "input_text", "output_text", "tool_reference"))
+"""Types of parts that are text to it. Others (`input_image`, `image_embeds`, `prompt_embeds`) would have it fetch and
+unpack what a client names, which is not what its process is for."""
 _TELLABLE = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 MAX_TOLD = 32
 """Of the names that a client has given, which are of any number and length."""
@@ -117,33 +120,29 @@ def _unsupported_chat(request: ChatCompletionRequest) -> Iterator[tuple[str, str
             yield f"chat_template_kwargs.{name}", "it is a parameter of its own."
 
 
-def refuse_unknown_turns(request: ChatCompletionRequest) -> None:
-    """Raises ApiError (400, `param` set) for the first thing in the messages that this frontend cannot render."""
-    for param, reason in _unknown_turns(request):
-        message = f"`{param}` is not supported by this server: {reason}"
-        raise ApiError(400, message, param=param, code="unsupported_parameter")
-
-
-def has_unknown_turns(request: ChatCompletionRequest) -> bool:
-    """Whether there is such a thing."""
-    return next(_unknown_turns(request), None) is not None
-
-
-def _unknown_turns(request: ChatCompletionRequest) -> Iterator[tuple[str, str]]:
+def unknown_in_messages(request: ChatCompletionRequest, *, to_vllm: bool = False) -> ApiError | None:
+    """An error (400, `param` set) that names the first thing in the messages that this frontend cannot render; with
+    `to_vllm`, the first one that vLLM's own renderer is not given either."""
     for index, message in enumerate(request.turns()):
-        yield from _unsupported_message(index, message)
+        for param, reason, is_known_to_vllm in _unknown_in_message(index, message):
+            if not (to_vllm and is_known_to_vllm):
+                said = f"`{param}` is not supported by this server: {reason}"
+                return ApiError(400, said, param=param, code="unsupported_parameter")
+    return None
 
 
-def _unsupported_message(index: int, message: Message) -> Iterator[tuple[str, str]]:
+def _unknown_in_message(index: int, message: Message) -> Iterator[tuple[str, str, bool]]:
+    """Where it is, why it is refused, and whether vLLM knows it."""
     where = f"messages[{index}]"
     if message.function_call:
-        yield f"{where}.function_call", "it is the former name of `tool_calls`."
+        yield f"{where}.function_call", "it is the former name of `tool_calls`.", True
     if message.role == "function":
-        yield f"{where}.role", "it is the former name of the role `tool`."
+        yield f"{where}.role", "it is the former name of the role `tool`.", True
     for part_index, part in enumerate(message.content if isinstance(message.content, list) else ()):
         if part.type not in MODALITY_OF and (part.type != "text" or part.text is None):
             served = ", ".join(("text", *MODALITY_OF))
-            yield f"{where}.content[{part_index}]", f"content of type `{part.type}`; there are {served}."
+            reason = f"content of type `{part.type}`; there are {served}."
+            yield f"{where}.content[{part_index}]", reason, part.type in _KNOWN_TO_VLLM
 
 
 def _unsupported_completion(request: CompletionRequest) -> Iterator[tuple[str, str]]:

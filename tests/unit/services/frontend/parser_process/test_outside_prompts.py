@@ -131,6 +131,23 @@ async def test_what_this_frontend_does_not_know_goes_there_alone(checkpoint: Pat
         assert mesh.metric("outside_prompts_total") == 4
 
 
+async def test_what_vllm_would_fetch_or_unpack_is_not_given_to_it(checkpoint: Path) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "http://10.0.0.1/secret"}}
+    async with mesh_of(checkpoint) as (mesh, http):
+        for part, place in (
+            ({"type": "telepathy"}, "messages[1].content[0]"),
+            ({"type": "input_image", "image_url": "http://10.0.0.1/secret"}, "messages[1].content[0]"),
+            ({"type": "prompt_embeds", "data": "gASV"}, "messages[1].content[0]"),
+            (picture, "messages[1].content[0].image_url"),
+        ):
+            status, _, param, _ = await refused(http, REFUSAL, {"role": "user", "content": [part]})
+            assert (status, param) == (400, place)
+        assert mesh.service.parser_process.pid is None
+    async with mesh_of(checkpoint, tokenizer_mode="brackets") as (mesh, http):
+        assert (await refused(http, {"role": "user", "content": [{"type": "telepathy"}]}))[0] == 400
+        assert mesh.metric("outside_prompts_total") == 0
+
+
 async def test_without_vllm_it_is_refused_as_what_it_is(checkpoint: Path, bare: Path) -> None:
     async with mesh_of(checkpoint, without_vllm()) as (_, http):
         status, message, param, code = await refused(http, USER, REFUSAL)
