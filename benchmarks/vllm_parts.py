@@ -83,7 +83,7 @@ def a_checkpoint() -> Iterator[Path]:
 
 
 def memory_mib(pid: int) -> float:
-    """Resident."""
+    """The resident memory of a process."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(fields["VmRSS"].split()[0]) / 1024
 

@@ -62,8 +62,9 @@ log = logging.getLogger(__name__)
 TICK_S = 0.05
 FLUSH_S = 1.0
 """How long frontends are given to read the end of their streams when the worker stops."""
-HUGGING_FACE_MODES = ("", "auto", "hf")
-"""Of vLLM's tokenizer modes those in which frontends make the same prompts by themselves."""
+TEMPLATE_MODES = ("", "auto", "hf", "mistral")
+"""vLLM's tokenizer modes in which frontends make prompts by the chat template. In Mistral's, vLLM itself does not: the
+files that it takes for that are none of those that a worker hands out."""
 
 
 class WorkerRole:
@@ -221,7 +222,7 @@ class WorkerRole:
             "lora_modules": msgspec.json.encode(modules).decode() if modules else "",
             "http_url": limits.http_url,
             "data_parallel": str(limits.data_parallel),
-            "tokenizer_mode": "" if limits.tokenizer_mode in HUGGING_FACE_MODES else limits.tokenizer_mode,
+            "tokenizer_mode": "" if limits.tokenizer_mode in TEMPLATE_MODES else limits.tokenizer_mode,
             **_attributes(description, self._settings),
         }
 

@@ -33,7 +33,7 @@ class EngineLimits:
     http_url: str = ""
     """Where it takes requests over HTTP from others than the worker, too; empty: nowhere."""
     tokenizer_mode: str = ""
-    """vLLM's name of how prompts are made; empty, `auto` and `hf`: by tokenizer.json and the chat template."""
+    """vLLM's name of how prompts are made; empty, `auto` and `hf`: by the chat template."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class AttachedSettings:
     max_model_len: int = 0
     """Prompt and output together; 0: what it says of its model."""
     tokenizer_mode: str = ""
-    """As its own option of this name says, where that is neither auto nor hf, or as vLLM chooses it for its model."""
+    """What its own option of this name says, or what vLLM chooses for its model; empty: auto."""
     max_num_seqs: int = 256
     """Requests that one of its steps may serve, in each engine core: it does not say."""
     max_num_batched_tokens: int = 8192

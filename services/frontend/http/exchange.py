@@ -98,6 +98,8 @@ class Exchange(Response, ABC):
         """Its text is cut into chunks by tokens alone, and so in the same places whenever it is written anew."""
         self.sampling_defaults: Mapping[str, Any] = {}
         """Of the model, for requests that leave them out."""
+        self.reads_parts = False
+        """The model's chat template goes through the parts of a message."""
         self.max_tokens: int | None = None
         """Of the longest answer that there may be, once it is known."""
 
@@ -243,6 +245,7 @@ class ModelExchange(Exchange):
         self.others: Sequence[GenerationRequest] | None = None
         """Further conversations of a batch, each of which gets a choice behind that of the first; None: it is none."""
         self.sampling_defaults = model.sampling_defaults
+        self.reads_parts = model.text.template is not None and model.text.template.takes_parts
         self._created_unix_s = int(service.unix_time())
 
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:

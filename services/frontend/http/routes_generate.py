@@ -101,7 +101,8 @@ async def accept_body(
         request.priority = allowed_priority(key, request.priority)
         exchange = await _exchange(service, request, request_id, key, arrived_s)
         exchange.told_id = given or request_id
-        exchange.without_effect = [*ignored, *unknown, *without_effect(request)]
+        without: list[str] = without_effect(request, reads_parts=exchange.reads_parts)
+        exchange.without_effect = [*ignored, *unknown, *without]
         exchange.traceparent = _traceparent(http)
         exchange.load_format = http.headers.get(FORMAT_HEADER, "")
         exchange.may_return = http.headers.get(RESUMABLE_HEADER, "").lower() == "true"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from services.frontend.errors import ApiError
-from services.frontend.media.parts import MODALITY_OF, is_media
+from services.frontend.media.parts import MODALITY_OF
 from services.frontend.requests.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -47,14 +47,15 @@ MAX_TOLD = 32
 """Of the names that a client has given, which are of any number and length."""
 
 
-def without_effect(request: SamplingFields) -> list[str]:
-    """Parameters that the client has given and that change nothing here."""
+def without_effect(request: SamplingFields, *, reads_parts: bool = False) -> list[str]:
+    """Parameters that the client has given and that change nothing here. `reads_parts`: the chat template goes through
+    the parts of a message, and may know fields of theirs that nobody else does."""
     names = [name for name in _WITHOUT_EFFECT if getattr(request, name, None) is not None]
     if request.length_penalty not in (None, 1.0) and not request.use_beam_search:
         names.append("length_penalty")
     if isinstance(request, CompletionRequest) and request.best_of not in (None, request.n or 1):
         names.append("best_of")
-    if isinstance(request, ChatCompletionRequest):
+    if isinstance(request, ChatCompletionRequest) and not reads_parts:
         names += _fields_of_parts(request)
     return [*names, *(name for name in lost_to_beams(request) if name not in names)]
 
@@ -85,7 +86,7 @@ def _fields_of_parts(request: ChatCompletionRequest) -> Iterator[str]:
     for index, message in enumerate(request.messages):
         content = message.get("content")
         for part_index, part in enumerate(content if isinstance(content, list) else ()):
-            for name in () if is_media(part) else part.keys() - _PART_FIELDS:
+            for name in part.keys() - _PART_FIELDS if part.get("type") == "text" else ():
                 yield f"messages[{index}].content[{part_index}].{name}"
 
 

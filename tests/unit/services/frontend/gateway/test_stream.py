@@ -149,7 +149,9 @@ async def test_what_the_server_may_understand_is_placed_by_load_alone(model_path
 
 async def test_chats_that_only_vllm_writes_are_placed_by_load_alone(model_path: Path) -> None:
     """The server beside the endpoint writes them; a gateway has no process for it."""
-    known = [replace(each, attributes={**each.attributes, "tokenizer_mode": "mistral"}) for each in servers(model_path)]
+    known = [
+        replace(each, attributes={**each.attributes, "tokenizer_mode": "deepseek_v32"}) for each in servers(model_path)
+    ]
     async with gateway_of_fakes(*known) as gateway:
         asked = gateway.ask()
         await asked.headers("/v1/chat/completions")

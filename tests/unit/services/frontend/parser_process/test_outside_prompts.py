@@ -115,6 +115,19 @@ async def test_parsers_of_its_own_are_told_how_tools_are_chosen(checkpoint: Path
         assert mesh.metric("outside_answers_total") == 1
 
 
+async def test_harmony_takes_both_parts_unasked(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "oss", byte_level(), TEMPLATE)
+    (path / "config.json").write_text('{"model_type": "gpt_oss"}')
+    async with mesh_of(path) as (mesh, http):
+        body = {"model": "demo", "messages": [USER]}
+        message = (await http.post(CHATS, json=body)).json()["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == ("Yes", "."), "nothing ends its thought"
+        assert mesh.scheduler.placed[-1].vllm_parts == "prompt, answer"
+        model = mesh.service.catalogue.get("demo")
+        assert model is not None
+        assert model.reasoning_parser == "openai_gptoss"
+
+
 async def test_what_this_frontend_does_not_know_goes_there_alone(checkpoint: Path) -> None:
     async with mesh_of(checkpoint) as (mesh, http):
         assert "user=Hi" not in await prompt_of(http, USER)
@@ -129,6 +142,20 @@ async def test_what_this_frontend_does_not_know_goes_there_alone(checkpoint: Pat
             assert told == f"user=Hi {strange['role']}={strange['content']} user=Hi tool_choice:none"
             assert mesh.scheduler.placed[-1].vllm_parts == "prompt"
         assert mesh.metric("outside_prompts_total") == 4
+
+
+async def test_nothing_is_told_as_without_effect_that_has_one(checkpoint: Path) -> None:
+    moody = {"role": "user", "content": [{"type": "text", "text": "Hi", "mood": "good"}]}
+    parts = "{% for m in messages %}{% for part in m.content %}{{ part.mood }}{% endfor %}{% endfor %}"
+    async with mesh_of(checkpoint) as (_, http):
+        for messages, told in (([REFUSAL], ""), ([USER, moody], "messages[1].content[0].mood")):
+            answer = await http.post(CHATS, json={"model": "demo", "messages": messages})
+            assert answer.status_code == 200
+            assert answer.headers.get("x-penstock-without-effect", "") == told
+    async with mesh_of(write_checkpoint(checkpoint / "parts", byte_level(), parts)) as (_, http):
+        answer = await http.post(CHATS, json={"model": "demo", "messages": [moody], "return_prompt_text": True})
+        assert answer.json()["prompt_text"] == "good"
+        assert "x-penstock-without-effect" not in answer.headers
 
 
 async def test_what_vllm_would_fetch_or_unpack_is_not_given_to_it(checkpoint: Path) -> None:
@@ -164,7 +191,7 @@ async def test_without_vllm_it_is_refused_as_what_it_is(checkpoint: Path, bare: 
 async def test_a_model_that_vllm_cannot_render_is_as_without_it(tmp_path: Path) -> None:
     for template, message in ((TEMPLATE, "`refusal`"), ("", "has no chat template")):
         path = write_checkpoint(tmp_path / str(len(template)), byte_level(), template)
-        (path / "config.json").write_text("{}")  # which the fake process knows no way to read
+        (path / "config.json").write_text('{"model_type": "unknown"}')
         async with mesh_of(path) as (mesh, http):
             for _ in range(2):
                 status, told, _, _ = await refused(http, REFUSAL if template else USER)
