@@ -175,13 +175,13 @@ class SimulatedHostTier:
             if self.disk is not None:
                 of_disk = await self.disk.load(names[: cached + count])
             slots = self.store.pin(names[cached : cached + count])
-            whole = await self._whole(slots)
-            awaited = self._instance.admit_carrier(carrier, cached + whole)
+            contents = await self._whole(slots)
+            awaited = self._instance.admit_carrier(carrier, cached + len(contents))
             if awaited.first_block < cached:
                 raise RequestRefused("blocks in front of those of the host have been evicted meanwhile")
             await self._clock.sleep(self._ms(len(awaited.block_ids)) / 1000)
             for place, block_id in enumerate(awaited.block_ids, start=awaited.first_block - cached):
-                self._instance.write_block(block_id, self.store.view(slots[place]).tobytes())
+                self._instance.write_block(block_id, contents[place])
             self._instance.store_carried(carrier.request_id)
             self._measured(len(awaited.block_ids), self._clock.now_s() - began_s)
             loaded = len(awaited.block_ids) * self._instance.config.block_tokens
@@ -197,15 +197,18 @@ class SimulatedHostTier:
             self._unpin(slots)
         return 0, 0
 
-    async def _whole(self, slots: Sequence[int]) -> int:
-        """How many leading blocks are what was written."""
+    async def _whole(self, slots: Sequence[int]) -> list[bytes]:
+        """The leading blocks that are what was written. They are copied as they are checked: the memory of the host may
+        change until they are loaded."""
+        contents = list[bytes]()
         for number, slot in enumerate(slots):
             if number % _TURN_BLOCKS == 0:
                 await self._clock.sleep(0.0)
             if not self.store.is_whole(slot):
                 log.error("a block of the host's store has changed; it is computed anew", extra={"slot": slot})
-                return number
-        return len(slots)
+                break
+            contents.append(self.store.view(slot).tobytes())
+        return contents
 
     def _unpin(self, slots: Sequence[int]) -> None:
         try:
