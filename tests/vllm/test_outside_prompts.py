@@ -85,11 +85,19 @@ MESSAGES = st.one_of(
     ),
     st.fixed_dictionaries({"role": st.just("tool"), "content": SAID | PARTS, "tool_call_id": st.just("a")}),
 )
-TOOL = {"type": "function", "function": {"name": "f", "description": "What it does", "parameters": {"type": "object"}}}
+FUNCTION = {"name": "f", "description": "What it does", "parameters": {"type": "object"}}
+TOOL = {"type": "function", "function": FUNCTION}
+TOOLS = st.sampled_from(
+    [
+        [TOOL],
+        [{"type": "function", "function": {**FUNCTION, "strict": False, "defer_loading": True}}],
+        [{"type": "function", "function": {"name": "f"}, "defer_loading": False}],
+    ]
+)
 FIELDS = st.fixed_dictionaries(
     {},
     optional={
-        "tools": st.just([TOOL]),
+        "tools": TOOLS,
         "documents": st.just([{"title": "A", "text": "b"}]),
         "reasoning_effort": st.sampled_from(["none", "low", "high"]),
         "chat_template_kwargs": st.sampled_from([{"enable_thinking": False}, {"reasoning_effort": "odd"}]),

@@ -7,7 +7,6 @@ from xxhash import xxh3_128_hexdigest
 
 from services.frontend.answers.sse import encode
 
-_STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERROR_TYPES: Final = {
     "invalid_request_error": "invalid_request_error",
     "rate_limit_error": "rate_limit_error",
@@ -28,6 +27,10 @@ class MessagesTranslator:
         """The reasoning of the block that is open."""
         self._calls = -1
         """Index of the call whose arguments are being written."""
+        self._arguments: str | None = None
+        """What has been written of them; None: there is no call."""
+        self._said_amid = ""
+        """Text that came while the block of a call was open: it gets a block behind that."""
         self._finish = "stop"
         self._stop_reason: int | str | None = None
         self._usage: dict[str, Any] = {}
@@ -36,6 +39,7 @@ class MessagesTranslator:
         choice = completion["choices"][0]
         message = choice["message"]
         content: list[dict[str, Any]] = []
+        arguments: str | None = None
         if message.get("reasoning"):
             thought = message["reasoning"]
             content.append({"type": "thinking", "thinking": thought, "signature": _signature(thought)})
@@ -43,12 +47,13 @@ class MessagesTranslator:
             content.append({"type": "text", "text": message["content"]})
         for call in message.get("tool_calls") or ():
             function = call["function"]
+            arguments = function["arguments"]
             content.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": _input(function)})
         return encode(
             {
                 **self._message(completion["model"]),
                 "content": content or [{"type": "text", "text": ""}],
-                **_stop(choice["finish_reason"], choice["stop_reason"]),
+                **_stop(choice["finish_reason"], choice["stop_reason"], arguments),
                 "usage": _usage(completion["usage"]),
             }
         )
@@ -62,7 +67,9 @@ class MessagesTranslator:
             if delta.get("reasoning"):
                 self._thought += delta["reasoning"]
                 body += self._delta("thinking", {"type": "thinking_delta", "thinking": delta["reasoning"]})
-            if delta.get("content"):
+            if delta.get("content") and self._block == "tool_use":
+                self._said_amid += delta["content"]
+            elif delta.get("content"):
                 body += self._delta("text", {"type": "text_delta", "text": delta["content"]})
             for call in delta.get("tool_calls") or ():
                 body += self._call(call)
@@ -72,7 +79,7 @@ class MessagesTranslator:
 
     def end(self) -> bytes:
         opened = b"" if self._blocks else self._open("text", {"type": "text", "text": ""})
-        delta = _stop(self._finish, self._stop_reason)
+        delta = _stop(self._finish, self._stop_reason, self._arguments)
         return (
             opened
             + self._close()
@@ -107,8 +114,8 @@ class MessagesTranslator:
 
     def _call(self, call: dict[str, Any]) -> bytes:
         body, function = b"", call.get("function") or {}
-        if self._block != "tool_use" or call["index"] != self._calls:
-            self._calls = call["index"]
+        if call["index"] != self._calls:
+            self._calls, self._arguments = call["index"], ""
             block: dict[str, Any] = {
                 "type": "tool_use",
                 "id": call.get("id") or "",
@@ -116,7 +123,8 @@ class MessagesTranslator:
                 "input": {},
             }
             body = self._open("tool_use", block)
-        if function.get("arguments"):
+        if function.get("arguments") and self._block == "tool_use":
+            self._arguments = f"{self._arguments or ''}{function['arguments']}"
             body += self._block_delta({"type": "input_json_delta", "partial_json": function["arguments"]})
         return body
 
@@ -132,8 +140,9 @@ class MessagesTranslator:
         signed = b""
         if self._block == "thinking":
             signed = self._block_delta({"type": "signature_delta", "signature": _signature(self._thought)})
-        self._block, self._thought = None, ""
-        return signed + _event("content_block_stop", {"index": self._blocks - 1})
+        closed = signed + _event("content_block_stop", {"index": self._blocks - 1})
+        text, self._block, self._thought, self._said_amid = self._said_amid, None, "", ""
+        return closed + (self._delta("text", {"type": "text_delta", "text": text}) + self._close() if text else b"")
 
 
 def _event(kind: str, fields: dict[str, Any]) -> bytes:
@@ -145,11 +154,15 @@ def _signature(thought: str) -> str:
     return xxh3_128_hexdigest(thought.encode())
 
 
-def _stop(finish: str, found: int | str | None) -> dict[str, str | None]:
-    """`found`: the stop string that ended the answer, if one has."""
-    if finish == "stop" and isinstance(found, str):
+def _stop(finish: str, found: int | str | None, arguments: str | None) -> dict[str, str | None]:
+    """`found`: the stop string that ended the answer, if one has; `arguments`: those of the last call, None if there is
+    none. A call that a stop string or the limit cut off is not to be carried out."""
+    reason = "end_turn" if arguments is None and finish != "tool_calls" else "tool_use"
+    if finish == "length":
+        reason = "max_tokens"
+    elif isinstance(found, str) and not _is_json(arguments or ""):
         return {"stop_reason": "stop_sequence", "stop_sequence": found}
-    return {"stop_reason": _STOP_REASONS.get(finish, "end_turn"), "stop_sequence": None}
+    return {"stop_reason": reason, "stop_sequence": None}
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, int]:
@@ -161,6 +174,14 @@ def _usage(usage: dict[str, Any]) -> dict[str, int]:
         "cache_read_input_tokens": cached,
         "output_tokens": usage.get("completion_tokens", 0),
     }
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def _input(function: dict[str, Any]) -> Any:

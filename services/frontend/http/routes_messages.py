@@ -16,7 +16,12 @@ from services.frontend.http.openapi import body_docs, translated_docs
 from services.frontend.http.raw_route import RawRoute
 from services.frontend.http.translated_exchange import TranslatedExchange, accept_chat, authorization_of
 from services.frontend.requests import messages_schema
-from services.frontend.requests.messages_schema import CountTokensRequest, MessagesRequest, TokenCount
+from services.frontend.requests.messages_schema import (
+    CountTokensRequest,
+    MessagesRequest,
+    TemplateFacts,
+    TokenCount,
+)
 from services.frontend.requests.plan import plan_chat
 from services.frontend.requests.schema import ChatCompletionRequest
 from services.frontend.requests.service import FrontendService
@@ -34,7 +39,7 @@ def messages_routes(service: CascadeService) -> APIRouter:
         async def answer() -> Response:
             body, unknown = decode_leniently(await timely_body(frontend, request), MessagesRequest)
             translator = MessagesTranslator(f"msg_{frontend.entropy.token_hex(16)}")
-            chat = messages_schema.chat_body(body, await _effort_without_thinking(service, request, body))
+            chat = messages_schema.chat_body(body, await _template_facts(service, request, body))
             exchange = await accept_chat(service, request, chat, "msg", unknown)
             return TranslatedExchange(exchange, translator)
 
@@ -46,8 +51,8 @@ def messages_routes(service: CascadeService) -> APIRouter:
 
         async def answer() -> Response:
             body, unknown = decode_leniently(await timely_body(frontend, request), CountTokensRequest)
-            effort = await _effort_without_thinking(service, request, body)
-            chat = decode_body(encode(messages_schema.chat_body(body, effort)), ChatCompletionRequest)
+            facts = await _template_facts(service, request, body)
+            chat = decode_body(encode(messages_schema.chat_body(body, facts)), ChatCompletionRequest)
             model = await frontend.model(chat.model, await frontend.authenticate(authorization_of(request)))
             with frontend.media.held(frontend.clock() + frontend.settings.request_deadline_s) as media:
                 plan = await plan_chat(chat, "count", model, frontend.threads, media)
@@ -59,15 +64,25 @@ def messages_routes(service: CascadeService) -> APIRouter:
     return router
 
 
-async def _effort_without_thinking(service: CascadeService, request: Request, body: CountTokensRequest) -> str:
-    """The model's; `none` where nobody needs it, and of a cascade, whose models differ."""
+async def _template_facts(service: CascadeService, request: Request, body: CountTokensRequest) -> TemplateFacts:
+    """The model's, as far as somebody needs them. Of a cascade, whose models differ, what all of them take."""
     frontend = service.frontend
-    if not messages_schema.disables_thinking(body) or service.cascades.records.get(body.model) is not None:
-        return "none"
+    if not messages_schema.asks_for_template(body):
+        return TemplateFacts()
+    if service.cascades.records.get(body.model) is not None:
+        return TemplateFacts(wants_system_first=True)
     model = await frontend.model(body.model, await frontend.authenticate(authorization_of(request)))
-    if model.prompts is not None and model.prompts.is_only_way:
-        return await model.prompts.effort_without_thinking()
-    return "none" if model.text.template is None else model.text.template.effort_without_thinking
+    text, outside = model.text, model.prompts
+    if outside is not None and outside.is_only_way:
+        needs_effort = messages_schema.disables_thinking(body)
+        effort = await outside.effort_without_thinking() if needs_effort else "none"
+        return TemplateFacts(effort, wants_system_first=True)
+    if text.template is None:
+        return TemplateFacts(wants_system_first=True)
+    templates = [each for each in (text.template, text.tool_template) if each is not None]
+    return TemplateFacts(
+        text.template.effort_without_thinking, wants_system_first=any(each.wants_system_first for each in templates)
+    )
 
 
 async def _as_anthropic(

@@ -64,17 +64,22 @@ def _for_template(part: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "text", "text": part.get("text") or "", **others}
 
 
+def is_billing_line(text: str) -> bool:
+    """Whether a text of a system begins with the line by which Claude Code says who pays."""
+    return text.startswith(_BILLING_HEADER)
+
+
 def _without_billing_header(content: Any) -> Any:
     """A system's message without the line by which Claude Code says who pays. It has another value in each request, so
     that no prefix of the prompt would be cached from there on."""
     if isinstance(content, str):
-        return (_without_first_line(content) or []) if content.startswith(_BILLING_HEADER) else content
+        return (_without_first_line(content) or []) if is_billing_line(content) else content
     if not isinstance(content, list):
         return content
     kept = []
     for part in content:
         text = part.get("text") if part.get("type") == "text" else None
-        if not isinstance(text, str) or not text.startswith(_BILLING_HEADER):
+        if not isinstance(text, str) or not is_billing_line(text):
             kept.append(part)
         elif rest := _without_first_line(text):
             kept.append({**part, "text": rest})

@@ -11,7 +11,7 @@ from services.frontend.errors import ApiError, bad_request
 from services.frontend.requests.structure import check_schema, json_structure
 
 MAX_TOOLS: Final = 256
-Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.\-]+$")]
+Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.\-]+$")]
 
 
 class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -24,13 +24,17 @@ class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     strict: bool | None = None
     """Its arguments fit `parameters` although the model decides whether to call it. Where `tool_choice` makes a call
     sure, they do so either way."""
+    defer_loading: bool | None = None
+    """For chat templates that leave such tools out of the prompt until they are asked for."""
 
 
-class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a model may use; only functions can be served."""
 
     type: Literal["function"]
     function: Function
+    defer_loading: bool | None = None
+    """The function's, if that does not say it."""
 
 
 class NamedFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -122,10 +126,11 @@ def earlier_calls(messages: Sequence[Mapping[str, Any]]) -> int:
 def for_template(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
     """As chat templates know them; None if there are none, which templates ask for. What a tool leaves out is null, as
     in vLLM, so that the prompt is the same."""
-    return [_tool_for_template(tool.function) for tool in tools] or None
+    return [_tool_for_template(tool) for tool in tools] or None
 
 
-def _tool_for_template(function: Function) -> dict[str, Any]:
+def _tool_for_template(tool: Tool) -> dict[str, Any]:
+    function = tool.function
     told: dict[str, Any] = {
         "name": function.name,
         "description": function.description,
@@ -133,7 +138,11 @@ def _tool_for_template(function: Function) -> dict[str, Any]:
     }
     if function.strict is not None:
         told["strict"] = function.strict
-    return {"type": "function", "function": told}
+    defers = tool.defer_loading if function.defer_loading is None else function.defer_loading
+    if defers is not None:
+        told["defer_loading"] = defers
+    of_tool = {} if tool.defer_loading is None else {"defer_loading": tool.defer_loading}
+    return {"type": "function", "function": told, **of_tool}
 
 
 def calls_for_template(calls: Sequence[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:

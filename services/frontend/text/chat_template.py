@@ -31,6 +31,10 @@ EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 _END_OF_FINAL_MESSAGE: Final = "\ue000penstock-end-of-final-message\ue001"
 """Stands behind the text that is to be continued, to be found again whatever the template makes of blanks; characters
 of the private use area, which no template looks for."""
+_RAISED_BY_TEMPLATES: Final = (
+    *(TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError),
+)
+"""A template is a program from elsewhere: what it raises on odd messages says that these do not fit it."""
 _BLANK: Final = " "
 """Stands behind the mark: gone where the template trims."""
 
@@ -58,6 +62,7 @@ class ChatTemplate:
         """`special_tokens` (bos_token, eos_token ...) are variables of the template; `strftime_now`
         formats `unix_time` in this machine's time zone. Raises ConfigurationError for a template that cannot be
         compiled."""
+        self._source = source
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
         )
@@ -96,17 +101,7 @@ class ChatTemplate:
             )
         except ChatTemplateRefused:
             raise
-        # A template is a program from elsewhere: what it raises on odd messages (TypeError, RecursionError ...) says
-        # that these messages do not fit it.
-        except (
-            TemplateError,
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            TypeError,
-            ValueError,
-            RecursionError,
-        ) as e:
+        except _RAISED_BY_TEMPLATES as e:
             raise ChatTemplateRefused(f"the model's chat template does not take these messages: {e}") from e
 
     @cached_property
@@ -119,6 +114,20 @@ class ChatTemplate:
             return self.render([{"role": "user", "content": "Hi"}], variables=effort_variables(effort))
         except ChatTemplateRefused:
             return None
+
+    @cached_property
+    def wants_system_first(self) -> bool:
+        """It takes a system's message at the beginning only. By vLLM's reading (`_detect_merge_inline_system`), so does
+        one that needs more than messages to be rendered, such as the token that begins a text."""
+        bare = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        messages = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
+        try:
+            bare.from_string(self._source).render(messages=messages, add_generation_prompt=False)
+        except _RAISED_BY_TEMPLATES:
+            return True
+        return False
 
     def render_unfinished(
         self, messages: Sequence[Mapping[str, Any]], *, variables: Mapping[str, Any] = MappingProxyType({})

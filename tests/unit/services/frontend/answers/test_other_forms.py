@@ -4,6 +4,7 @@ import json
 from typing import Any, Protocol
 
 import msgspec
+import pytest
 
 from services.frontend.answers.messages import MessagesTranslator
 from services.frontend.answers.responses import ResponsesTranslator
@@ -123,16 +124,59 @@ def test_streamed_items_add_up_to_the_whole_response() -> None:
     assert kept[0][1] == kept[1][1] == {"role": "assistant", "content": "text", "tool_calls": CALLS}
 
 
-def test_a_stop_string_ends_a_message_by_name() -> None:
-    stopped = {**WHOLE, "choices": [{**CHOICE, "finish_reason": "stop", "stop_reason": "END"}]}
-    whole = json.loads(MessagesTranslator("msg_1").whole(stopped))
-    assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", "END")
+def stopped(finish: str, stop: str | None, *calls: dict[str, Any]) -> dict[str, Any]:
+    """A completion of this end."""
+    message = {"content": "text", "role": "assistant", "tool_calls": list(calls)}
+    return {**WHOLE, "choices": [{**CHOICE, "message": message, "finish_reason": finish, "stop_reason": stop}]}
+
+
+@pytest.mark.parametrize(
+    ("completion", "reason", "found"),
+    [
+        (stopped("stop", None), "end_turn", None),
+        (stopped("stop", "END"), "stop_sequence", "END"),
+        (stopped("length", None), "max_tokens", None),
+        (stopped("tool_calls", None, *CALLS), "tool_use", None),
+        (stopped("stop", None, *CALLS), "tool_use", None),
+        (stopped("tool_calls", "END", *CALLS), "tool_use", None),
+        (
+            stopped("tool_calls", "END", {**CALLS[0], "function": {"name": "add", "arguments": '{"a'}}),
+            "stop_sequence",
+            "END",
+        ),
+        (stopped("length", None, *CALLS), "max_tokens", None),
+    ],
+)
+def test_a_message_says_why_it_ends(completion: dict[str, Any], reason: str, found: str | None) -> None:
+    whole = json.loads(MessagesTranslator("msg_1").whole(completion))
+    assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, found)
+    (choice,) = completion["choices"]
     translator = MessagesTranslator("msg_1")
-    translator.event(chunk({"content": "x"}))
-    last = chunk({}, "stop")
-    last["choices"][0]["stop_reason"] = "END"
+    for index, each in enumerate(choice["message"]["tool_calls"]):
+        translator.event(chunk(call(index, id=each["id"], function=each["function"])))
+    last = chunk({}, choice["finish_reason"])
+    last["choices"][0]["stop_reason"] = choice["stop_reason"]
     translator.event(last)
-    assert b'"stop_reason":"stop_sequence","stop_sequence":"END"' in translator.end()
+    delta = json.loads(translator.end().decode().split("event: message_delta\ndata: ")[1].splitlines()[0])["delta"]
+    assert delta == {"stop_reason": reason, "stop_sequence": found}
+
+
+def test_what_is_said_amid_a_call_stands_behind_it() -> None:
+    translator = MessagesTranslator("msg_1")
+    body = b"".join(
+        translator.event(each)
+        for each in (
+            chunk(call(0, id="c1", function={"name": "add", "arguments": '{"a"'})),
+            chunk({"content": "amid"}),
+            chunk(call(0, function={"arguments": ": 1}"})),
+            chunk(call(1, id="c2", function={"name": "mul", "arguments": "{}"})),
+        )
+    )
+    events = [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: ")]
+    blocks = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
+    assert blocks == ["tool_use", "text", "tool_use"]
+    arguments = [event["delta"].get("partial_json") for event in events if event["type"] == "content_block_delta"]
+    assert arguments == ['{"a"', ": 1}", None, "{}"], "the call's arguments are not torn apart"
 
 
 def test_a_streamed_message_counts_its_prompt_at_once() -> None:
@@ -193,7 +237,7 @@ def test_tools_and_their_results_become_the_same_chat_messages() -> None:
     }
     items = [
         {"role": "user", "content": "q"},
-        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a":1}'},
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}'},
         {"type": "function_call_output", "call_id": "c1", "output": "3"},
     ]
     response = {
@@ -206,6 +250,7 @@ def test_tools_and_their_results_become_the_same_chat_messages() -> None:
     first = messages_schema.chat_body(msgspec.convert(message, MessagesRequest))
     request = msgspec.convert(response, ResponsesRequest)
     second = responses_schema.chat_body(request, responses_schema.new_messages(request))
+    assert second["messages"][1].pop("content") == "", "which templates do not tell from none"
     assert first == second
     assert [each["role"] for each in first["messages"]] == ["user", "assistant", "tool"]
     assert first["tool_choice"] == "required"

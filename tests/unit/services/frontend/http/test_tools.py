@@ -249,12 +249,31 @@ async def test_a_budget_of_the_reasoning_reaches_the_engine(checkpoint: Path) ->
             ("messages", {"thinking": {"type": "adaptive"}}, None),
         ):
             answer = await http.post(
-                f"/v1/{path}", json={"model": "demo", "messages": USER, "max_tokens": 90, **fields}
+                f"/v1/{path}", json={"model": "demo", "messages": USER, "max_tokens": 2000, **fields}
             )
             assert answer.status_code == 200, answer.text
             sampling = mesh.worker.received[-1].sampling
             told = sampling.thinking_token_budget if sampling.HasField("thinking_token_budget") else None
             assert told == budget, fields
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_strict", [False, True])
+async def test_a_system_amid_a_message_s_turns_is_put_where_the_template_takes_it(
+    tmp_path: Path, is_strict: bool
+) -> None:
+    strict = "{% if messages[-2].role == 'system' %}{{ raise_exception('the system begins') }}{% endif %}"
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    checkpoint = write_checkpoint(tmp_path, byte_level(), f"{strict}{template}" if is_strict else template)
+    turns = [{"role": role, "content": role[0]} for role in ("user", "system", "user")]
+    body = {"model": "demo", "system": "S", "messages": turns, "max_tokens": 9}
+    async with saying(checkpoint, "It rains.") as mesh, mesh.http() as http:
+        answer = await http.post("/v1/messages", json=body)
+        assert answer.status_code == 200, answer.text
+        prompt = mesh.text.decode(mesh.worker.received[-1].prompt_token_ids)
+        assert prompt == ("<system>Ss<user>u<user>u" if is_strict else "<system>S<user>u<system>s<user>u")
+        counted = (await http.post("/v1/messages/count_tokens", json=body)).json()
+        assert counted["input_tokens"] == len(mesh.worker.received[-1].prompt_token_ids)
 
 
 @pytest.mark.asyncio

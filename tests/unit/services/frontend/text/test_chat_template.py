@@ -33,6 +33,22 @@ def test_by_which_effort_a_template_leaves_the_reasoning_away(source: str, effor
     assert ChatTemplate(source, {}, NOW).effort_without_thinking == effort
 
 
+@pytest.mark.parametrize(
+    ("source", "wants_system_first"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", False),
+        (
+            "{% for m in messages if m.role == 'system' %}{{ '' if loop.first else raise_exception('') }}{% endfor %}",
+            True,
+        ),
+        ("{{ bos_token + messages[0].content }}", True),
+        ("{{ messages[0].content + 1 }}", True),
+    ],
+)
+def test_which_templates_take_a_system_at_the_beginning_only(source: str, wants_system_first: bool) -> None:
+    assert ChatTemplate(source, {"bos_token": "<s>"}, NOW).wants_system_first is wants_system_first
+
+
 def test_json_is_written_without_html_escapes() -> None:
     assert ChatTemplate("{{ messages[0] | tojson }}", {}, NOW).render([{"role": "<é>"}]) == '{"role": "<é>"}'
 
