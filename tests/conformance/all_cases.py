@@ -3,7 +3,8 @@
 from tests.conformance.case import Case
 from tests.conformance.chat_cases import CASES as CHAT_CASES
 from tests.conformance.completion_cases import CASES as COMPLETION_CASES
-from tests.conformance.other_cases import MESSAGES_CASES, RESPONSES_CASES, SERVER_CASES, TOKENIZER_CASES
+from tests.conformance.messages_cases import CASES as MESSAGES_CASES
+from tests.conformance.other_cases import RESPONSES_CASES, SERVER_CASES, TOKENIZER_CASES
 from tests.conformance.pooling_cases import CASES as POOLING_CASES
 from tests.conformance.reasoning_cases import CASES as REASONING_CASES
 from tests.conformance.rendering_cases import CASES as RENDERING_CASES

@@ -278,6 +278,7 @@ CASES = [
         max_tokens=60,
     ),
     chat("an earlier call", messages=CALLED),
+    chat("tools that wait", tools=[{"type": "function", "function": TOOL["function"], "defer_loading": True}]),
     chat("an earlier call, tools", messages=CALLED, tools=[TOOL]),
     chat("functions", functions=[TOOL["function"]]),
     chat("modalities", modalities=["text"]),

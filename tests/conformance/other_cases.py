@@ -1,13 +1,12 @@
-"""Responses, Messages, the tokenizer's paths, models and what else a server says of itself, and pooling."""
+"""Responses, the tokenizer's paths, models and what else a server says of itself, and pooling."""
 
 from typing import Any
 
-from tests.conformance.case import MESSAGES, METRICS, RESPONSES, Case
+from tests.conformance.case import METRICS, RESPONSES, Case
 from tests.conformance.chat_cases import ADD, OTHER_TOOL, SUM, TOOL
 from tests.conformance.completion_cases import PROMPT
 
 FLAT_TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": SUM}
-ANTHROPIC_TOOL = {"name": "add", "description": "Adds.", "input_schema": SUM}
 ASKED = "Add 4991 and 6299."
 
 
@@ -15,12 +14,6 @@ def response(name: str, **fields: Any) -> Case:
     """A greedy response of a few tokens; a field that is `...` is left out."""
     body = {"model": "demo-large", "input": ASKED, "max_output_tokens": 12, "temperature": 0} | fields
     return Case(f"responses: {name}", RESPONSES, {key: value for key, value in body.items() if value is not ...})
-
-
-def message(name: str, **fields: Any) -> Case:
-    """A greedy message of a few tokens; a field that is `...` is left out."""
-    body = {"model": "demo-large", "messages": ADD, "max_tokens": 12, "temperature": 0} | fields
-    return Case(f"messages: {name}", MESSAGES, {key: value for key, value in body.items() if value is not ...})
 
 
 def of_model(subject: str, name: str, path: str, model: str = "demo-large", **fields: Any) -> Case:
@@ -161,77 +154,6 @@ RESPONSES_CASES = [
     get("responses", "/v1/responses/{id}", after=response("kept")),
     Case("responses: cancel of an unknown one", "/v1/responses/resp_nobody/cancel"),
     Case("responses: cancel of an ended one", "/v1/responses/{id}/cancel", after=response("kept")),
-]
-
-MESSAGES_CASES = [
-    message("plain"),
-    message("plain, streamed", stream=True),
-    message("to the end", max_tokens=60, messages=[{"role": "user", "content": "Add 1 and 2."}]),
-    message("to the end, streamed", max_tokens=60, stream=True, messages=[{"role": "user", "content": "Add 1 and 2."}]),
-    message("model missing", model=...),
-    message("model unknown", model="nobody"),
-    message("max_tokens missing", max_tokens=...),
-    message("max_tokens 0", max_tokens=0),
-    message("messages empty", messages=[]),
-    message("turns", messages=PRIOR),
-    message("parts", messages=[{"role": "user", "content": [{"type": "text", "text": ASKED}]}]),
-    message(
-        "cache_control",
-        messages=[
-            {"role": "user", "content": [{"type": "text", "text": ASKED, "cache_control": {"type": "ephemeral"}}]}
-        ],
-    ),
-    message("system", system="Be brief."),
-    message("system of parts", system=[{"type": "text", "text": "Be brief."}]),
-    message("a system's message", messages=[{"role": "system", "content": "Be brief."}, *ADD]),
-    message("stop_sequences", stop_sequences=["9"]),
-    message("stop_sequences, streamed", stop_sequences=["9"], stream=True),
-    message("top_k", top_k=1),
-    message("top_p", top_p=0.5),
-    message("metadata", metadata={"user_id": "ann"}),
-    message("tools", tools=[ANTHROPIC_TOOL]),
-    message("tools any", tools=[ANTHROPIC_TOOL], tool_choice={"type": "any"}, max_tokens=60),
-    message("tools any, streamed", tools=[ANTHROPIC_TOOL], tool_choice={"type": "any"}, max_tokens=60, stream=True),
-    message("tools named", tools=[ANTHROPIC_TOOL], tool_choice={"type": "tool", "name": "add"}, max_tokens=60),
-    message("tools none", tools=[ANTHROPIC_TOOL], tool_choice={"type": "none"}),
-    message("tool_choice without a name", tools=[ANTHROPIC_TOOL], tool_choice={"type": "tool"}),
-    message(
-        "a tool's result",
-        tools=[ANTHROPIC_TOOL],
-        messages=[
-            {"role": "user", "content": ASKED},
-            {
-                "role": "assistant",
-                "content": [{"type": "tool_use", "id": "call_1", "name": "add", "input": {"sum": 7}}],
-            },
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": "7"}]},
-        ],
-    ),
-    message("thinking disabled", thinking={"type": "disabled"}),
-    message("thinking enabled", thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=2048),
-    message("thinking adaptive", thinking={"type": "adaptive"}),
-    message("output_config effort", output_config={"effort": "low"}),
-    message("output_config format", output_config={"format": {"type": "json_schema", "schema": SUM}}),
-    message("cache_salt", cache_salt="c2FsdA"),
-    message("chat_template_kwargs", chat_template_kwargs={"enable_thinking": False}),
-    message("vllm_xargs", vllm_xargs={"a": 1}),
-    message("kv_transfer_params", kv_transfer_params={}),
-    message("watermarking", watermarking=False),
-    message("unknown parameter", mood="good"),
-    message(
-        "an earlier thought",
-        messages=[
-            ADD[0],
-            {
-                "role": "assistant",
-                "content": [{"type": "thinking", "thinking": "x", "signature": "y"}, {"type": "text", "text": "1"}],
-            },
-            ADD[0],
-        ],
-    ),
-    of_model("messages", "count_tokens", "/v1/messages/count_tokens", messages=ADD),
-    of_model("messages", "count_tokens of tools", "/v1/messages/count_tokens", messages=ADD, tools=[ANTHROPIC_TOOL]),
-    of_model("messages", "count_tokens of nothing", "/v1/messages/count_tokens"),
 ]
 
 TOKENIZER_CASES = [

@@ -76,6 +76,11 @@ CASES = [
     # With most other prompts the one token that vLLM puts before it makes another answer.
     response("effort low", reasoning={"effort": "low"}, input="Count from 3 up to 9."),
     response("include_reasoning false", include_reasoning=False),
+    message(
+        "an earlier thought",
+        messages=[*ASKED, {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]}, *ASKED],
+    ),
+    message("a system amid", messages=[*ASKED, {"role": "system", "content": "Be brief."}, *ASKED]),
     message("plain"),
     message("streamed", stream=True),
     message("thinking enabled", thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=1030),

@@ -166,11 +166,12 @@ def _stop(finish: str, found: int | str | None, arguments: str | None) -> dict[s
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, int]:
-    """Anthropic counts tokens found in a cache apart from the others."""
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    """Anthropic counts the tokens found in a cache, and those that are in it from now on, apart from the others."""
+    details = usage.get("prompt_tokens_details") or {}
+    cached, created = details.get("cached_tokens") or 0, details.get("created_cache_tokens") or 0
     return {
-        "input_tokens": usage.get("prompt_tokens", 0) - cached,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": max(0, usage.get("prompt_tokens", 0) - cached - created),
+        "cache_creation_input_tokens": created,
         "cache_read_input_tokens": cached,
         "output_tokens": usage.get("completion_tokens", 0),
     }

@@ -16,7 +16,7 @@ USAGE = {
     "prompt_tokens": 9,
     "completion_tokens": 5,
     "total_tokens": 14,
-    "prompt_tokens_details": {"cached_tokens": 4},
+    "prompt_tokens_details": {"cached_tokens": 4, "created_cache_tokens": 2},
     "completion_tokens_details": {"reasoning_tokens": 2},
 }
 CALLS = [
@@ -72,7 +72,8 @@ def test_a_message_has_a_block_for_each_kind() -> None:
     ]
     assert whole["content"][0]["signature"]
     assert whole["stop_reason"] == "tool_use"
-    assert (whole["usage"]["input_tokens"], whole["usage"]["cache_read_input_tokens"]) == (5, 4)
+    counts = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+    assert [whole["usage"][name] for name in counts] == [3, 2, 4, 5]
 
 
 def test_streamed_blocks_add_up_to_the_whole_message() -> None:

@@ -183,7 +183,8 @@ async def test_a_message_is_answered_as_anthropic_would(mesh: MeshOfFakes, http:
     assert (answer["type"], answer["role"], answer["stop_reason"]) == ("message", "assistant", "end_turn")
     usage = answer["usage"]
     counted = (await http.post(f"{MESSAGES}/count_tokens", json=body)).json()["input_tokens"]
-    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted
+    kinds = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    assert sum(usage[kind] for kind in kinds) == counted
     assert usage["output_tokens"] == len(mesh.ids(TEXT)) + 1
 
 
