@@ -27,9 +27,9 @@ class MessagesTranslator:
         """The reasoning of the block that is open."""
         self._calls = -1
         """Index of the call whose arguments are being written."""
-        self._arguments: str | None = None
+        self._arguments: list[str] | None = None
         """What has been written of them; None: there is no call."""
-        self._said_amid = ""
+        self._said_amid: list[str] = []
         """Text that came while the block of a call was open: it gets a block behind that."""
         self._finish = "stop"
         self._stop_reason: int | str | None = None
@@ -68,7 +68,7 @@ class MessagesTranslator:
                 self._thought += delta["reasoning"]
                 body += self._delta("thinking", {"type": "thinking_delta", "thinking": delta["reasoning"]})
             if delta.get("content") and self._block == "tool_use":
-                self._said_amid += delta["content"]
+                self._said_amid.append(delta["content"])
             elif delta.get("content"):
                 body += self._delta("text", {"type": "text_delta", "text": delta["content"]})
             for call in delta.get("tool_calls") or ():
@@ -79,7 +79,8 @@ class MessagesTranslator:
 
     def end(self) -> bytes:
         opened = b"" if self._blocks else self._open("text", {"type": "text", "text": ""})
-        delta = _stop(self._finish, self._stop_reason, self._arguments)
+        arguments = None if self._arguments is None else "".join(self._arguments)
+        delta = _stop(self._finish, self._stop_reason, arguments)
         return (
             opened
             + self._close()
@@ -115,7 +116,7 @@ class MessagesTranslator:
     def _call(self, call: dict[str, Any]) -> bytes:
         body, function = b"", call.get("function") or {}
         if call["index"] != self._calls:
-            self._calls, self._arguments = call["index"], ""
+            self._calls, self._arguments = call["index"], []
             block: dict[str, Any] = {
                 "type": "tool_use",
                 "id": call.get("id") or "",
@@ -123,8 +124,8 @@ class MessagesTranslator:
                 "input": {},
             }
             body = self._open("tool_use", block)
-        if function.get("arguments") and self._block == "tool_use":
-            self._arguments = f"{self._arguments or ''}{function['arguments']}"
+        if function.get("arguments") and self._block == "tool_use" and self._arguments is not None:
+            self._arguments.append(function["arguments"])
             body += self._block_delta({"type": "input_json_delta", "partial_json": function["arguments"]})
         return body
 
@@ -141,7 +142,7 @@ class MessagesTranslator:
         if self._block == "thinking":
             signed = self._block_delta({"type": "signature_delta", "signature": _signature(self._thought)})
         closed = signed + _event("content_block_stop", {"index": self._blocks - 1})
-        text, self._block, self._thought, self._said_amid = self._said_amid, None, "", ""
+        text, self._block, self._thought, self._said_amid = "".join(self._said_amid), None, "", []
         return closed + (self._delta("text", {"type": "text_delta", "text": text}) + self._close() if text else b"")
 
 

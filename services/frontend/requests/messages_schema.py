@@ -196,9 +196,13 @@ def disables_thinking(request: CountTokensRequest) -> bool:
 
 def chat_body(request: CountTokensRequest, template: TemplateFacts = TemplateFacts()) -> dict[str, Any]:
     """The chat completion's body. Raises ApiError (400) for what it has no place for."""
+    try:
+        messages = list(_messages(request, wants_system_first=template.wants_system_first))
+    except RecursionError as error:
+        raise bad_request("The arguments of a call are nested too deeply.", "messages") from error
     tools = [_tool(tool) for tool in _tools_in_effect(request)]
     given = {
-        "messages": list(_messages(request, wants_system_first=template.wants_system_first)),
+        "messages": messages,
         "model": request.model or None,
         "tools": tools or None,
         "chat_template_kwargs": request.chat_template_kwargs,

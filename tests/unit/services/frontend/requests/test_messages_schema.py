@@ -6,7 +6,13 @@ import msgspec
 import pytest
 
 from services.frontend.errors import ApiError
-from services.frontend.requests.messages_schema import MessagesRequest, TemplateFacts, chat_body
+from services.frontend.requests.messages_schema import (
+    AnthropicMessage,
+    Block,
+    MessagesRequest,
+    TemplateFacts,
+    chat_body,
+)
 
 ADD = {"name": "add", "input_schema": {"properties": {}}}
 LATER = {"name": "later", "input_schema": {"type": "object"}, "defer_loading": True}
@@ -130,6 +136,16 @@ def test_what_cannot_be_a_chat_is_named(fields: dict[str, Any], param: str) -> N
     with pytest.raises(ApiError) as refused:
         chat(**fields)
     assert (refused.value.status, refused.value.param) == (400, param)
+
+
+def test_a_call_that_is_nested_too_deeply_is_refused() -> None:
+    arguments: dict[str, Any] = {}
+    for _ in range(5000):
+        arguments = {"a": arguments}
+    call = Block(type="tool_use", id="c", name="add", input=arguments)
+    request = MessagesRequest(max_tokens=5, messages=[AnthropicMessage(role="assistant", content=[call])])
+    with pytest.raises(ApiError, match="nested too deeply"):
+        chat_body(request)
 
 
 def test_a_choice_among_no_tools_says_nothing() -> None:
