@@ -48,18 +48,18 @@ class Block(msgspec.Struct, kw_only=True):
     type: str
     text: str | None = None
     source: dict[str, Any] | None = None
-    """Of an image: `base64` with `media_type` and `data`, or `url`."""
+    """An image: `base64` with `media_type` and `data`, or `url`."""
     thinking: str | None = None
     """What the model thought before an earlier answer, for chat templates that want it."""
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
-    """Of a call (`tool_use`): its arguments."""
+    """The arguments of a call (`tool_use`)."""
     tool_use_id: str | None = None
     content: str | list[dict[str, Any]] | None = None
-    """Of a call's result (`tool_result`): a text, or texts, images and references to tools."""
+    """What a call gave (`tool_result`): a text, or texts, images and references to tools."""
     tool: ToolReference | ToolDefinition | None = None
-    """Of `tool_addition` and `tool_removal`, by which a system's turn changes what may be called."""
+    """What `tool_addition` or `tool_removal` is about, by which a system's turn changes what may be called."""
 
 
 Content = str | list[Block]
@@ -75,7 +75,7 @@ class AnthropicMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def blocks(self) -> Sequence[Block]:
-        """None where it is a text."""
+        """Empty where the content is a text."""
         return () if isinstance(self.content, str) else self.content
 
 
