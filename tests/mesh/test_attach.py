@@ -12,13 +12,15 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.in_time import eventually
+from tests.in_time import eventually, still
 from tests.mesh.running_mesh import RunningMesh
 from tests.unit.engine_worker.attached.fake_server import MODEL_PATH, FakeServer
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 STREAMS = 16
+ROUNDS = 3
+"""A server whose worker is held up is left aside for a moment; how often streams are sent anew then, at most."""
 TOKENS = 150
 BODY = {"model": "demo-small", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
 PROMPTS = [f"Count from {number} up to {number + 5}." for number in range(STREAMS)]
@@ -61,6 +63,16 @@ async def until_under_way(streams: Mapping[Stream, "asyncio.Task[None]"], chunks
             task.result()
 
 
+async def any_placed_last(mesh: RunningMesh, streams: list[Stream], instance_id: str) -> bool:
+    """Whether the last placement of one of them was there, by `penstock explain`."""
+    for stream in streams:
+        explained = await asyncio.to_thread(mesh.cli, "explain", stream.request_id, "--json")
+        assert explained.returncode == 0, explained.stderr
+        if json.loads(explained.stdout)["chosen_instance_id"] == instance_id:
+            return True
+    return False
+
+
 async def test_killed_under_16_streams_nothing_is_lost_doubled_or_wrong(tmp_path: Path) -> None:
     slow = ("cost.fixed_ms=15", "instance.max_model_len_tokens=1024")
     server = FakeServer(name="demo-small", options=slow)
@@ -76,21 +88,27 @@ async def test_killed_under_16_streams_nothing_is_lost_doubled_or_wrong(tmp_path
             }
             assert kinds == {"attached-0": "attached-vllm", "demo-small-0": "simulated"}
             async with httpx.AsyncClient(base_url=mesh.url, timeout=60) as client:
-                whole = [Stream(prompt) for prompt in PROMPTS]
-                await asyncio.gather(*(stream.run(client) for stream in whole))
-                assert {stream.instance for stream in whole} == set(kinds)
+                for _ in range(ROUNDS):
+                    whole = [Stream(prompt) for prompt in PROMPTS]
+                    await asyncio.gather(*(stream.run(client) for stream in whole))
+                    answered = [stream for stream in whole if stream.instance == "attached-0"]
+                    is_used = len(answered) < STREAMS and await any_placed_last(mesh, answered, "attached-0")
+                    if is_used:
+                        break
+                still(is_used, "the server and the instance answered some each")
 
-                broken = [Stream(prompt) for prompt in PROMPTS]
-                running = {stream: asyncio.create_task(stream.run(client)) for stream in broken}
-                await until_under_way(running, 10, within_s=60)
+                for _ in range(ROUNDS):
+                    broken = [Stream(prompt) for prompt in PROMPTS]
+                    running = {stream: asyncio.create_task(stream.run(client)) for stream in broken}
+                    await until_under_way(running, 10, within_s=60)
+                    if is_struck := any(each.instance == "attached-0" and not running[each].done() for each in broken):
+                        break
+                    await asyncio.gather(*running.values())
+                still(is_struck, "some are at the server")
                 await server.kill()
                 await asyncio.gather(*running.values())
-            struck = [stream for stream in broken if stream.instance == "attached-0"]
-            assert struck, "some were at the server"
             assert [stream.text for stream in broken] == [stream.text for stream in whole]
             assert {stream.finish_reason for stream in broken} == {"length"}
-            told = await asyncio.to_thread(mesh.cli, "explain", struck[0].request_id)
-            assert "attached-0" in told.stdout, told.stderr
             async with FakeServer(name="other", root=MODEL_PATH, port=server.port):
                 await asyncio.to_thread(eventually, lambda: _serves(mesh, "other"), 60, "the other model is announced")
                 answer = await asyncio.to_thread(

@@ -20,13 +20,12 @@ from services.cli.supervisor.local_mesh import DEMO_MODELS
 from tests.in_time import eventually, still
 from tests.mesh.reader import Reader
 from tests.mesh.running_mesh import RunningMesh, free_port
-from tests.mesh.test_attach import Stream
+from tests.mesh.test_attach import ROUNDS, Stream, any_placed_last
 
 pytestmark = pytest.mark.vllm
 
 MODEL = "demo-small"
 STREAMS = 16
-ROUNDS = 3
 BODY = {"model": MODEL, "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 ALIKE = {"dtype": "float32", "max_model_len": "2048", "block_size": "32"}
 """So that both instances say the same, whoever shares their batch."""
@@ -109,12 +108,11 @@ async def test_a_stock_server_is_answered_explained_and_killed_without_a_wrong_t
                 for _ in range(ROUNDS):
                     whole = [Stream(prompt, BODY) for prompt in prompts]
                     await asyncio.gather(*(stream.run(client) for stream in whole))
-                    assert {stream.instance for stream in whole} == set(kinds)
                     answered = [each for each in whole if each.instance == "attached-0"]
-                    # On a busy machine the server's worker may have been taken for frozen, and all have gone elsewhere.
-                    if is_there := await any_placed_last(mesh, answered, "attached-0"):
+                    is_used = len(answered) < STREAMS and await any_placed_last(mesh, answered, "attached-0")
+                    if is_used:
                         break
-                still(is_there, "the server answered some to their end")
+                still(is_used, "the server and the instance answered some each")
                 page = (await client.get("/metrics")).text
                 for name in ("iteration_tokens_total_count", "request_queue_time_seconds_count"):
                     counts = counts_by_member(page, f"vllm:{name}")
@@ -139,16 +137,6 @@ async def test_a_stock_server_is_answered_explained_and_killed_without_a_wrong_t
             assert await asyncio.to_thread(mesh.stop) == 0
         finally:
             mesh.cut()
-
-
-async def any_placed_last(mesh: RunningMesh, streams: list[Stream], instance_id: str) -> bool:
-    """Whether the last placement of one of them was there, by `penstock explain`."""
-    for stream in streams:
-        explained = await asyncio.to_thread(mesh.cli, "explain", stream.request_id, "--json")
-        assert explained.returncode == 0, explained.stderr
-        if json.loads(explained.stdout)["chosen_instance_id"] == instance_id:
-            return True
-    return False
 
 
 def counts_by_member(page: str, name: str) -> dict[str, float]:

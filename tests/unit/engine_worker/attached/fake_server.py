@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import zmq.asyncio
 from zmq.constants import SocketType
 
@@ -26,6 +27,7 @@ from engine_worker.engines.vllm.connector.endpoint import of_core
 from engine_worker.settings import WorkerSettings
 from mesh.errors import RequestRefused
 from mesh.runtime import SystemClock
+from simulator.instance.script import Script
 
 MODEL_PATH = "demo/models/demo-small"
 OPTIONS = ("cost.fixed_ms=0.5", "cost.prefill_token_ms=0", "instance.max_model_len_tokens=1024")
@@ -71,7 +73,6 @@ class FakeServer:
         self.awake = asyncio.Event()
         """Cleared: it hangs."""
         self.awake.set()
-        self._answers: list[tuple[tuple[int, ...], list[int]]] = []
         self._streams: dict[str, asyncio.Queue[TokenDelta]] = {}
         self._tokens: dict[int, tuple[int | None, list[int]]] = {}
         """By hash of a block: that of the one before, and its tokens."""
@@ -212,18 +213,27 @@ class FakeServer:
         _answer(writer, 200, {"id": "cmpl-1", "object": "text_completion", "model": self.name, "choices": [choice]})
 
     def _as_continued(self, request_id: str, token_ids: tuple[int, ...], sampling: SamplingParams) -> EngineRequest:
-        """A model goes on with its own answer as if it had never stopped; a simulated one must be told which it is."""
-        for prompt, generated in reversed(self._answers):
-            emitted = token_ids[len(prompt) :]
-            if emitted and token_ids[: len(prompt)] == prompt and list(emitted) == generated[: len(emitted)]:
-                count = len(emitted)
-                sampling = replace(
-                    sampling,
-                    max_tokens=sampling.max_tokens + count,
-                    min_tokens=sampling.min_tokens + count if sampling.min_tokens else 0,
-                )
-                return EngineRequest(request_id, prompt, sampling, emitted_token_ids=emitted)
+        """The prompt as what a model would take it for: a simulated answer depends on where the prompt ends, so the
+        longest end of it that this engine would have said is the answer so far, whoever said it."""
+        for prompt_tokens in range(1, min(len(token_ids), self.limits.max_model_len_tokens)):
+            prompt, emitted = token_ids[:prompt_tokens], token_ids[prompt_tokens:]
+            if self._says(prompt, replace(sampling, max_tokens=1), 1) != emitted[:1]:
+                continue
+            whole = replace(
+                sampling,
+                max_tokens=sampling.max_tokens + len(emitted),
+                min_tokens=sampling.min_tokens + len(emitted) if sampling.min_tokens else 0,
+            )
+            if self._says(prompt, whole, len(emitted)) == emitted:
+                return EngineRequest(request_id, prompt, whole, emitted_token_ids=emitted)
         return EngineRequest(request_id, token_ids, sampling)
+
+    def _says(self, prompt: tuple[int, ...], sampling: SamplingParams, tokens: int) -> tuple[int, ...]:
+        """The first tokens of the answer."""
+        config = self.engine.instance.config
+        row = np.array(prompt, dtype=np.uint32)
+        script = Script(row, (), sampling, config.max_model_len_tokens, config.output)
+        return tuple(script.token_ids(0, min(tokens, script.total_tokens)))
 
     async def _stream(
         self,
@@ -238,7 +248,6 @@ class FakeServer:
         )
         gone = asyncio.create_task(reader.read(1))
         generated = list(request.emitted_token_ids)
-        self._answers.append((request.prompt_token_ids, generated))
         chunks = 0
         try:
             while True:
