@@ -6,7 +6,7 @@ import numpy as np
 
 from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.model.counted_requests import CountedRequests
-from controlplane.model.expected_blocks import ExpectedBlocks, mark_spacing, marks_of
+from controlplane.model.expected_blocks import ExpectedBlocks, mark_spacing
 from controlplane.model.fleet import Fleet
 from controlplane.model.host_blocks import HostBlocks, TierSlots
 from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, KvTier, LoadReport
@@ -353,16 +353,16 @@ class ClusterTable:
         if not len(self.expected) or not block_hashes or not len(snapshot):
             return held_tokens
         block_tokens = snapshot.instances[0].block_tokens  # chains are hashed in blocks of one size
-        beyond = marks_of(block_hashes, block_tokens, int(held_tokens[held_tokens.argmax()]))
         # Only what goes beyond the longest prefix that is cached anywhere is worth the look.
-        if not len(beyond) or beyond[0] not in self.expected:
+        held_blocks = int(held_tokens[held_tokens.argmax()]) // block_tokens
+        leading = self.expected.leading(block_hashes, mark_spacing(block_tokens), held_blocks)
+        if not leading:
             return held_tokens
-        cached, mark_tokens = held_tokens.copy(), mark_spacing(block_tokens) * block_tokens
-        fleet = self._fleets[snapshot.model]
-        for instance_id, leading in self.expected.leading(marks_of(block_hashes, block_tokens)).items():
+        cached, fleet = held_tokens.copy(), self._fleets[snapshot.model]
+        for instance_id, blocks in leading.items():
             row = fleet.row(instance_id)
-            if row is not None and leading * mark_tokens > cached[row]:
-                cached[row] = leading * mark_tokens
+            if row is not None and blocks * block_tokens > cached[row]:
+                cached[row] = blocks * block_tokens
         return cached
 
     def expected_requests(self) -> int:

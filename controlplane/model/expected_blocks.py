@@ -12,8 +12,10 @@ from typing import Final
 from mesh.invariants import invariants
 
 MARK_TOKENS: Final = 128
-"""A prompt is known by the last block of every so many tokens: each block of it cost 100 microseconds more a placement,
-most of them waits for memory, and a prefix is not worth waiting for if it is shorter."""
+"""A prompt is known by the last block of every so many tokens, and by its last one: each block of it cost 100
+microseconds more a placement, most of them waits for memory, and a prefix is not worth waiting for if it is shorter.
+Without the last one, whoever goes on from a whole prompt, as the next turn of a conversation does, finds 64 tokens less
+of it in the mean: near saturation conversations took 6 to 8 % longer end to end."""
 
 
 def mark_spacing(block_tokens: int) -> int:
@@ -22,10 +24,14 @@ def mark_spacing(block_tokens: int) -> int:
 
 
 def marks_of(chain: Sequence[int], block_tokens: int, cached_tokens: int = 0) -> Sequence[int]:
-    """The blocks that a prompt's chain is known by, behind those that are cached."""
+    """The blocks that a prompt's chain is known by, behind those that are cached; none of one that is shorter than
+    `MARK_TOKENS`."""
     spacing = mark_spacing(block_tokens)
     cached_marks = cached_tokens // (block_tokens * spacing)
-    return chain[(cached_marks + 1) * spacing - 1 :: spacing]
+    marks = chain[(cached_marks + 1) * spacing - 1 :: spacing]
+    if len(chain) > spacing and len(chain) % spacing and len(chain) * block_tokens > cached_tokens:
+        return (*marks, chain[-1])
+    return marks
 
 
 class _Prompt:
@@ -64,9 +70,6 @@ class ExpectedBlocks:
     def __len__(self) -> int:
         return len(self._first)
 
-    def __contains__(self, mark: int) -> bool:
-        return mark in self._first
-
     def __iter__(self) -> Iterator[tuple[str, str, Sequence[int], float]]:
         """(request, instance, marks, when it was placed), oldest first."""
         for prompt in tuple(self._prompts.values()):
@@ -86,10 +89,20 @@ class ExpectedBlocks:
         while len(first) > self._max_marks:
             self.forget(next(iter(self._prompts)))
 
-    def leading(self, marks: Sequence[int]) -> dict[str, int]:
-        """How many of a chain's leading marks each instance is going to have, of those that are to have any."""
-        # The last place of each prompt among them, in one pass of C.
-        places = dict(zip(map(self._first.get, marks), range(1, len(marks) + 1), strict=True))
+    def leading(self, chain: Sequence[int], spacing: int, held_blocks: int = 0) -> dict[str, int]:
+        """How many of a chain's leading blocks each instance is going to have, of those that are to have more than
+        `held_blocks`, which somebody has: to the last mark (`mark_spacing`), and exactly where a prompt ends less than
+        `spacing` blocks behind the last of all of them."""
+        first = self._first
+        if first.keys().isdisjoint(chain[held_blocks : held_blocks + spacing]):
+            return {}
+        # The last place of each prompt among the marks, in one pass of C.
+        marked = range(spacing, len(chain) + 1, spacing)
+        places = dict(zip(map(first.get, chain[spacing - 1 :: spacing]), marked, strict=True))
+        places.pop(None, None)
+        last = max(held_blocks, *places.values(), 0)
+        for place, block in enumerate(chain[last : last + spacing], last + 1):
+            places[first.get(block)] = place
         places.pop(None, None)
         leading: dict[str, int] = {}
         for prompt, place in places.items():

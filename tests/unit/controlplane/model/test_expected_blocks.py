@@ -4,11 +4,11 @@ from collections import defaultdict
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from controlplane.model.cluster import ClusterTable
 from controlplane.model.cluster_limits import ClusterLimits
-from controlplane.model.expected_blocks import ExpectedBlocks, marks_of
+from controlplane.model.expected_blocks import ExpectedBlocks, mark_spacing, marks_of
 from controlplane.model.shared_event import SharedEvent, SharedKind
 from controlplane.policies.place import place
 from controlplane.policies.registry import create_policy
@@ -23,6 +23,7 @@ from tests.unit.controlplane.builders import BLOCK_TOKENS, cache, cluster, insta
 CHAIN = tuple(range(100, 132))
 """Of 512 tokens: four marks."""
 MARKS = marks_of(CHAIN, BLOCK_TOKENS)
+TOKENS = st.lists(st.integers(0, 2), max_size=9)
 
 
 def cached(table: ClusterTable, *blocks: int) -> list[int]:
@@ -61,6 +62,9 @@ def test_what_is_cached_of_a_prompt_needs_no_marks() -> None:
     assert marks_of(CHAIN, BLOCK_TOKENS, cached_tokens=128) == (115, 123, 131)
     assert marks_of(CHAIN, BLOCK_TOKENS, cached_tokens=127) == (107, 115, 123, 131)
     assert marks_of(CHAIN[:7], BLOCK_TOKENS) == ()
+    assert marks_of(CHAIN[:19], BLOCK_TOKENS, cached_tokens=128) == (115, 118), "and the last block"
+    assert marks_of(CHAIN[:19], BLOCK_TOKENS, cached_tokens=287) == (118,)
+    assert marks_of(CHAIN[:19], BLOCK_TOKENS, cached_tokens=304) == ()
     assert marks_of((1, 2, 3), 512, cached_tokens=512) == (2, 3), "long blocks are marks, each"
 
 
@@ -71,6 +75,19 @@ def test_who_has_a_prefix_to_come_and_goes_on_from_it_has_both() -> None:
     assert cached(table, *CHAIN) == [16, 32]
     table.expected.forget("prefix")
     assert cached(table, *CHAIN) == [0, 0], "nobody is known to begin this chain"
+
+
+def test_who_goes_on_from_a_whole_prompt_finds_all_of_it() -> None:
+    """As the next turn of a conversation does, which may come before the one before it is computed."""
+    table = cluster("a", "b")
+    cache(table, "b", *CHAIN[:16])
+    table.placed("turn", "a", 304, 0.0, marks_of(CHAIN[:19], BLOCK_TOKENS))
+    assert cached(table, *CHAIN) == [19, 16]
+    assert cached(table, *CHAIN[:18]) == [0, 16], "not in whole marks: nobody is to have more than what is cached"
+    table.placed("next", "b", 352, 1.0, marks_of(CHAIN[:22], BLOCK_TOKENS, cached_tokens=256))
+    assert cached(table, *CHAIN) == [19, 22]
+    cache(table, "a", *CHAIN[:19])
+    assert cached(table, *CHAIN) == [19, 22], "what is held and what is to come"
 
 
 def test_a_placement_that_fails_brings_nothing() -> None:
@@ -131,9 +148,9 @@ def test_memory_is_bounded() -> None:
         expected.add(f"r{number}", "a", [10 * number + block for block in range(4)], float(number))
         expected.validate()
     assert len(expected) == 8
-    assert 191 in expected
+    assert expected.leading((190, 191), 1) == {"a": 2}
     expected.add("long", "a", range(1000, 1011), 20.0)
-    assert 1000 not in expected
+    assert not expected.leading((1000, 1001), 1)
 
 
 def test_the_siblings_of_a_fan_out_are_placed_with_the_first() -> None:
@@ -170,14 +187,19 @@ class Expectations(RuleBasedStateMachine):
         self.open: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.now_s = 0.0
 
+    @initialize(block_tokens=st.sampled_from((128, 64, 32)))
+    def choose(self, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+
     @staticmethod
     def chain(tokens: list[int]) -> tuple[int, ...]:
         return tuple(hash((7, *tokens[: end + 1])) & 0xFFFFFFFF for end in range(len(tokens)))
 
-    @rule(number=st.integers(0, 5), where=st.sampled_from("ab"), tokens=st.lists(st.integers(0, 2), max_size=5))
+    @rule(number=st.integers(0, 5), where=st.sampled_from("ab"), tokens=TOKENS)
     def place(self, number: int, where: str, tokens: list[int]) -> None:
         self.now_s += 1
-        self.expected.add(f"r{number}", where, self.chain(tokens), self.now_s)
+        marks = marks_of(self.chain(tokens), self.block_tokens)
+        self.expected.add(f"r{number}", where, marks, self.now_s)
         self.open[f"r{number}"] = (where, self.chain(tokens))
 
     @rule(number=st.integers(0, 5), where=st.sampled_from("ab"))
@@ -192,18 +214,22 @@ class Expectations(RuleBasedStateMachine):
         self.expected.lost(where)
         self.open = {name: each for name, each in self.open.items() if each[0] != where}
 
-    @rule(tokens=st.lists(st.integers(0, 2), max_size=5))
-    def ask(self, tokens: list[int]) -> None:
+    @rule(tokens=TOKENS, held_blocks=st.integers(0, 4))
+    def ask(self, tokens: list[int], held_blocks: int) -> None:
         """It never promises more of a chain than an instance shares with a prompt that is to be computed there."""
-        chain = self.chain(tokens)
+        chain, spacing = self.chain(tokens), mark_spacing(self.block_tokens)
         most: dict[str, int] = defaultdict(int)
         for where, placed_chain in self.open.values():
             shared = 0
             while shared < min(len(chain), len(placed_chain)) and chain[shared] == placed_chain[shared]:
                 shared += 1
             most[where] = max(most[where], shared)
-        for where, leading in self.expected.leading(chain).items():
-            assert leading <= most[where]
+        leading = self.expected.leading(chain, spacing, held_blocks)
+        assert all(blocks <= most[where] for where, blocks in leading.items())
+        if len(self.open) == 1 and max(most.values()) > held_blocks:
+            ((where, placed_chain),) = self.open.values()
+            is_whole = most[where] == len(placed_chain) >= spacing
+            assert leading.get(where, 0) >= (most[where] if is_whole else most[where] // spacing * spacing)
 
     @invariant()
     def state_holds(self) -> None:
