@@ -50,16 +50,24 @@ def clients() -> list[ResumingClient]:
 
 
 def first_frontend(mesh: RunningMesh) -> int:
-    """Process id of the frontend at the mesh's own port."""
+    """Process id of the frontend at the mesh's own port, once it serves: a test before this one may have killed it."""
 
-    def announced() -> list[int]:
-        return [
+    def serving() -> list[int]:
+        pids = [
             int(role["attributes"]["pid"])
             for role in mesh.status()["roles"]
             if role["role"] == "frontend" and role["attributes"]["http_address"].endswith(f":{mesh.port}")
         ]
+        # A killed one is announced until its lease is over.
+        return [pid for pid in pids if Path(f"/proc/{pid}").exists()] if answers() else []
 
-    (pid,) = eventually(announced, 60, "it is announced")
+    def answers() -> bool:
+        try:
+            return httpx.get(f"{mesh.url}/v1/models", timeout=10).status_code == 200
+        except httpx.ConnectError:
+            return False
+
+    (pid,) = eventually(serving, 60, "it serves")
     return int(pid)
 
 
@@ -92,6 +100,7 @@ async def _killed_midway(mesh: RunningMesh, pid: int) -> None:
 
 
 def test_what_a_killed_frontend_made_in_the_background_is_made_by_the_other_one(pair: RunningMesh) -> None:
+    pid = first_frontend(pair)
     url, other_url = (f"http://127.0.0.1:{pair.port + number}" for number in range(2))
     body = {"model": MODEL, "input": "a tale", "max_output_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     with httpx.Client(base_url=url, timeout=30) as first, httpx.Client(base_url=other_url, timeout=30) as second:
@@ -104,7 +113,7 @@ def test_what_a_killed_frontend_made_in_the_background_is_made_by_the_other_one(
                     seen += [line] if line.startswith("data: ") else []
                     if len(seen) == 20:
                         break
-            os.kill(first_frontend(pair), signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
         events = [json.loads(line.removeprefix("data: ")) for line in seen]
         made.append(events[0]["response"]["id"])
 
