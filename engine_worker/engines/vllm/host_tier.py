@@ -16,19 +16,27 @@ from mesh.errors import HostTierUnavailable
 
 log = logging.getLogger(__name__)
 
-_MOST_LOADED = 10_000
-"""Requests whose blocks were loaded and whose first token has not come."""
+_MOST_UNPAIRED = 10_000
+"""Requests whose blocks were loaded and whose first token has not come, or whose first token has come and for which
+nothing was loaded so far."""
 _NEWS_SHARE = 0.2
 
 
 class VllmHostTier:
-    """Blocks are copied in the engine core (`connector.host_blocks`); the worker's process only looks at the store."""
+    """Blocks are copied in the engine core (`connector.host_blocks`); the worker's process only looks at the store.
+
+    Two sockets of the core say, in either order, what was loaded for a request and how many tokens of its prompt were
+    cached, the loaded ones among them. Where the load is known last, its tokens count as hits of the engine already.
+    As a total never falls, as many of the engine's next hits are not counted.
+    """
 
     def __init__(self, settings: VllmSettings) -> None:
         self._settings = settings
         self._key = ""
         self._block_tokens = 0
         self._loaded_tokens: dict[str, int] = {}
+        self._cached_tokens: dict[str, int] = {}
+        self._overcounted_tokens = 0
         self._engine_hit_tokens = self._host_hit_tokens = self._disk_hit_tokens = 0
         self._load_token_ms = 0.0
 
@@ -77,17 +85,26 @@ class VllmHostTier:
         of_disk = notice.of_disk * self._block_tokens
         self._disk_hit_tokens += of_disk
         self._host_hit_tokens += tokens - of_disk
-        self._loaded_tokens[notice.request_id] = tokens
-        while len(self._loaded_tokens) > _MOST_LOADED:
-            del self._loaded_tokens[next(iter(self._loaded_tokens))]
+        if not notice.is_again:
+            if (cached := self._cached_tokens.pop(notice.request_id, None)) is None:
+                _keep(self._loaded_tokens, notice.request_id, tokens)
+            else:
+                self._overcounted_tokens += min(cached, tokens)
         if tokens:
             token_ms = notice.duration_ms / tokens
             self._load_token_ms += (token_ms - self._load_token_ms) * (_NEWS_SHARE if self._load_token_ms else 1.0)
 
     def cached(self, request_id: str, cached_tokens: int | None) -> None:
         """A request's first token has come; so many tokens of its prompt were not computed."""
-        if cached_tokens is not None:
-            self._engine_hit_tokens += max(0, cached_tokens - self._loaded_tokens.pop(request_id, 0))
+        if cached_tokens is None:
+            return
+        loaded = self._loaded_tokens.pop(request_id, None)
+        if loaded is None and cached_tokens and self._settings.host_kv_bytes:
+            _keep(self._cached_tokens, request_id, cached_tokens)
+        hits = max(0, cached_tokens - (loaded or 0))
+        corrected = min(hits, self._overcounted_tokens)
+        self._overcounted_tokens -= corrected
+        self._engine_hit_tokens += hits - corrected
 
     def reported(self, load: LoadReport) -> LoadReport:
         """With the hits of each tier."""
@@ -98,3 +115,9 @@ class VllmHostTier:
             disk_hit_tokens_total=self._disk_hit_tokens,
             host_load_token_ms=self._load_token_ms,
         )
+
+
+def _keep(tokens: dict[str, int], request_id: str, count: int) -> None:
+    tokens[request_id] = count
+    while len(tokens) > _MOST_UNPAIRED:
+        del tokens[next(iter(tokens))]

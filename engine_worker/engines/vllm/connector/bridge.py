@@ -153,7 +153,7 @@ class CoreBridge:
             layout, clock = memory.layout, SystemClock()
             disk_store = open_disk(f"{key}/{layout}", layout.block_bytes, settings)
             disk = None if disk_store is None else DiskTier(store, disk_store, clock, SystemThreads())
-            self.host = HostCopies(memory, store, self._loop, self.inbox.append, self._note_loaded, clock, disk)
+            self.host = HostCopies(memory, store, self._loop, self.inbox.append, self._send, clock, disk)
             if disk is not None:
                 self._loop.call_soon_threadsafe(self._tasks.spawn, disk.save())
             self._loop.call_soon_threadsafe(self._tasks.spawn, self.host.follow(_HOST_LOOK_S))
@@ -186,7 +186,7 @@ class CoreBridge:
 
     def tell_nothing_loaded(self, request_id: str) -> None:
         """The host's store has nothing that the request lacks."""
-        self._loop.call_soon_threadsafe(self._note_loaded, request_id, 0, 0, 0.0)
+        self._loop.call_soon_threadsafe(self._send, HostLoaded(request_id, 0, 0.0))
 
     def tell_states(self, content: bytes) -> None:
         """Hidden states of a step; from any thread."""
@@ -469,9 +469,6 @@ class CoreBridge:
     def _running_agent(self) -> KvTransferAgent | RankAgents:
         assert self._agent is not None, "started before it is asked"
         return self._agent
-
-    def _note_loaded(self, request_id: str, blocks: int, of_disk: int, duration_ms: float) -> None:
-        self._send(HostLoaded(request_id, blocks, duration_ms, of_disk))
 
     def _send(self, message: FromCore) -> None:
         if self._control is not None:

@@ -149,6 +149,7 @@ class HostBlocks:
                 _mesh_id(request),
                 fetch.slots[begin - fetch.first :],
                 tuple(block_ids[begin:end]),
+                is_again=request.num_preemptions > 0,
             )
         )
         fetch.is_over = fetch.is_loading = True

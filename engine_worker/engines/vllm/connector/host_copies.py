@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from engine_worker.engines.vllm.connector.messages import HostLoaded
 from engine_worker.host_tier.disk_tier import DiskTier
 from engine_worker.host_tier.settings import HostTierSettings, open_store
 from engine_worker.host_tier.store import HostStore
@@ -41,6 +42,8 @@ class HostLoad:
     request_id: str
     slots: tuple[int, ...]
     block_ids: tuple[int, ...]
+    is_again: bool
+    """See `HostLoaded`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +81,11 @@ class HostCopies:
         store: HostStore,
         loop: asyncio.AbstractEventLoop,
         tell: Callable[[HostEvent], None],
-        note_loaded: Callable[[str, int, int, float], None],
+        note_loaded: Callable[[HostLoaded], None],
         clock: Clock,
         disk: DiskTier | None = None,
     ) -> None:
-        """`tell` may be called from the bridge's loop. `note_loaded`: for a request of this id so many blocks were
-        loaded, so many of them from the disk first, within so many milliseconds."""
+        """`tell` and `note_loaded` are called from the bridge's loop."""
         self._memory = memory
         self._store = store
         self._loop = loop
@@ -190,7 +192,8 @@ class HostCopies:
             failed = ()
             of_disk, disk_s = self._from_disk.get(order.internal_id, (0, 0.0))
             duration_ms = 1000 * (self._clock.now_s() - began_s + disk_s)
-            self._note_loaded(order.request_id, len(order.block_ids), min(of_disk, len(order.block_ids)), duration_ms)
+            blocks = len(order.block_ids)
+            self._note_loaded(HostLoaded(order.request_id, blocks, duration_ms, min(of_disk, blocks), order.is_again))
         except HostTierUnavailable as error:
             self._note_broken(error)
         finally:

@@ -229,6 +229,9 @@ class HostLoaded(_Message, frozen=True):
     duration_ms: float
     of_disk: int = 0
     """Those of them that came from the disk into the host's memory first."""
+    is_again: bool = False
+    """vLLM had preempted the request: these blocks are not in its count of the prompt's cached tokens, which is that of
+    the first time."""
 
 
 Notice: TypeAlias = Published | PausedNotice | EndedInstead | Held | HostLoaded | States
