@@ -160,7 +160,9 @@ class Instance:
             return
         failure = self._admission_failure(request, model)
         failure = failure or bounce(request, belief, self._engine.load(), self.table, self._settings.bounce_tokens)
-        pulls = None if prefix is None else self.pulls
+        pulls = self.pulls
+        if pulls is not None and prefix is None and not pulls.brings(request):
+            pulls = None
         if failure is None and pulls is None:
             failure = self._submit_to_engine(request, epoch)
         if failure is not None:
@@ -179,7 +181,7 @@ class Instance:
             new_prefill_tokens=None if belief is None else belief.new_prefill_tokens,
         )
         self.spans.begin(request)
-        if pulls is None or prefix is None:
+        if pulls is None:
             submitted()
         else:
             pulls.begin(request, prefix, lambda: self._submit_pulled(request, submitted))

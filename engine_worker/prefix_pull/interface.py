@@ -17,8 +17,13 @@ class PrefixPulls(Protocol):
     def totals(self) -> PullTotals:
         """Of all pulls to here."""
 
-    def begin(self, request: EngineRequest, source: PrefixSource, submit: Callable[[], None]) -> None:
-        """`submit` is called once, when the prefix is here or not waited for any longer; unless it is withdrawn."""
+    def brings(self, request: EngineRequest) -> bool:
+        """Whether what the request's prompt begins with is being pulled for another one. Computed at once the request
+        would find none of it."""
+
+    def begin(self, request: EngineRequest, source: PrefixSource | None, submit: Callable[[], None]) -> None:
+        """`submit` is called once, when the prefix is here or not waited for any longer; unless the request is
+        withdrawn. No source: what is being pulled for another one is waited for."""
 
     def withdraw(self, request_id: str) -> bool:
         """Whether the request was kept back; it is not any more."""

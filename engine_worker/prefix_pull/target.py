@@ -22,6 +22,7 @@ from controlplane.protocols.prefix_pull.target import (
     NotHeld,
     PullEnded,
     PullEvent,
+    PullFollowed,
     PullInstruction,
     PullManager,
     PullOrdered,
@@ -118,21 +119,41 @@ class PulledPrefixes:
             self._totals, token_ms=speed.pull_token_ms or 0.0, compute_token_ms=speed.compute_token_ms or 0.0
         )
 
-    def begin(self, request: EngineRequest, source: PrefixSource, submit: Callable[[], None]) -> None:
-        """Pull what `source` names; `submit` is called once it is here or is not to be waited for any longer, at once
-        where it cannot be pulled."""
+    def brings(self, request: EngineRequest) -> bool:
+        """See `PrefixPulls`."""
+        return self._followed(request) is not None
+
+    def begin(self, request: EngineRequest, source: PrefixSource | None, submit: Callable[[], None]) -> None:
+        """See `PrefixPulls`. Where there is nothing to wait for, `submit` is called at once."""
+        event = self._followed(request) if source is None else self._ordered(request, source)
+        if event is None:
+            submit()
+            return
+        self._waiting[request.request_id] = _Waiting(request, submit)
+        self.handle(event)
+
+    def _ordered(self, request: EngineRequest, source: PrefixSource) -> PullOrdered | None:
+        """None: it cannot be pulled."""
         block_tokens = self._instance.description.block_tokens
         blocks = min(source.tokens, len(request.prompt_token_ids) - 1) // block_tokens
         if blocks <= 0 or source.instance_id == self._instance.description.instance_id:
-            submit()
-            return
-        tokens = blocks * block_tokens
+            return None
+        *_, key = self._chain(request, blocks)
+        compute_ms = self.speed.compute_ms(blocks * block_tokens)
+        return PullOrdered(request.request_id, source.instance_id, key, blocks, compute_ms, float(source.comes_ms))
+
+    def _followed(self, request: EngineRequest) -> PullFollowed | None:
+        """None: nothing of its prompt is being pulled."""
+        blocks = self.manager.longest_blocks
+        pull_id = self.manager.bringing(self._chain(request, blocks)) if blocks else None
+        return None if pull_id is None else PullFollowed(request.request_id, pull_id)
+
+    def _chain(self, request: EngineRequest, blocks: int) -> list[int]:
+        """Hashes of the prompt's leading blocks, of so many at most."""
+        block_tokens = self._instance.description.block_tokens
         root = root_hash(request.cache_salt, request.adapter_digest)
-        *_, key = block_hashes(request.prompt_token_ids[:tokens], block_tokens, root, request.media_spans)
-        self._waiting[request.request_id] = _Waiting(request, submit)
-        compute_ms = self.speed.compute_ms(tokens)
-        comes_ms = float(source.comes_ms)
-        self.handle(PullOrdered(request.request_id, source.instance_id, key, blocks, compute_ms, comes_ms))
+        token_ids = request.prompt_token_ids[: blocks * block_tokens]
+        return block_hashes(token_ids, block_tokens, root, request.media_spans)
 
     def withdraw(self, request_id: str) -> bool:
         """Nobody wants the request any more. Whether it was kept back here, so that the engine never heard of it."""

@@ -159,7 +159,7 @@ class Placements:
             now_ms = self._events.now_ms
             self._handle(entry, self._give(entry, placement, now_ms), now_ms)
 
-        if placement.pull is not None and self._pulls.begin(instance_id, entry.request, placement.pull, give_later):
+        if self._pulls.begin(instance_id, entry.request, placement.pull, give_later):
             return None
         return self._give(entry, placement, now_ms)
 

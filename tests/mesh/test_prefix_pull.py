@@ -1,7 +1,6 @@
 """A real mesh whose instances pull each other's cached prefixes."""
 
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -80,14 +79,11 @@ def test_requests_pull_the_prefix_that_another_instance_has(mesh_in_turn: Runnin
 
 
 def test_siblings_await_and_pull_what_the_first_of_them_still_computes(mesh: RunningMesh) -> None:
-    """Only `penstock` weighs that. A stream begins after its prefill, so the siblings are begun on threads."""
+    """Only `penstock` weighs that. A stream begins after its prefill, so the siblings are begun on threads, at once: apart,
+    the first one was computed on a busy machine before the last came."""
     prompts = [f"{prefix(9)} and so it ended, {number}" for number in range(6)]
     with ThreadPoolExecutor(len(prompts)) as pool:
-        begun = []
-        for prompt in prompts:
-            begun.append(pool.submit(read, mesh, prompt))
-            time.sleep(0.05)
-        readers = [each.result() for each in begun]
+        readers = list(pool.map(lambda prompt: read(mesh, prompt), prompts))
     texts = [reader.whole_text() for reader in readers]
     pulls = {reader: explain(mesh, reader).get("pull") or {} for reader in readers}
     awaited = [reader for reader, pull in pulls.items() if pull.get("comes_ms", 0) > 0]

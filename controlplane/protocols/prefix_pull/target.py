@@ -1,6 +1,6 @@
 """Pulls to one instance: which run, which wait, and what becomes of their requests."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
@@ -67,6 +67,15 @@ class PullOrdered:
 
 
 @dataclass(frozen=True, slots=True)
+class PullFollowed:
+    """A request that is to pull nothing begins with what a pull brings (`PullManager.bringing`): it waits for that
+    too, for computed at once it would find none of it."""
+
+    request_id: str
+    pull_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
     """The source holds this many leading blocks for the pull."""
 
@@ -124,7 +133,7 @@ class Stopped:
 
 
 PullEvent: TypeAlias = (
-    PullOrdered | Held | NotHeld | Fetched | NotFetched | RequestGone | ObstacleChanged | Tick | Stopped
+    PullOrdered | PullFollowed | Held | NotHeld | Fetched | NotFetched | RequestGone | ObstacleChanged | Tick | Stopped
 )
 
 # Instructions
@@ -241,6 +250,21 @@ class PullManager:
         """(pull, source, state) of all that have not ended."""
         return tuple((pull.pull_id, pull.source_id, pull.state) for pull in self._pulls.values())
 
+    @property
+    def longest_blocks(self) -> int:
+        """Of the prefixes that are being pulled, the length of the longest; 0: nothing is pulled."""
+        return max((pull.blocks for pull in self._pulls.values() if pull.request_ids), default=0)
+
+    def bringing(self, chain: Sequence[int]) -> str | None:
+        """The pull that brings the beginning of a prompt, of several the longest; None: there is none. `chain`: hashes
+        of the prompt's leading blocks."""
+        brought = [
+            pull
+            for pull in self._pulls.values()
+            if pull.request_ids and pull.blocks <= len(chain) and chain[pull.blocks - 1] == pull.key
+        ]
+        return max(brought, key=lambda pull: pull.blocks).pull_id if brought else None
+
     def waits(self, request_id: str) -> bool:
         """Whether the request waits for a pull."""
         return self._pull_of(request_id) is not None
@@ -280,6 +304,15 @@ class PullManager:
         self._pulls[pull_id] = _Pull(
             pull_id, event.source_id, event.key, event.blocks, event.compute_ms, now_ms, ends_ms, [event.request_id]
         )
+
+    def _on_followed(self, event: PullFollowed, now_ms: float) -> _Instructions:
+        pull = self._pulls.get(event.pull_id)
+        if self.waits(event.request_id):
+            return
+        if pull is None or pull.state is PullState.STOPPING:
+            yield Submit(event.request_id)
+            return
+        pull.request_ids.append(event.request_id)
 
     def _on_held(self, event: Held, now_ms: float) -> _Instructions:
         pull = self._pulls.get(event.pull_id)
@@ -389,6 +422,7 @@ class PullManager:
 
 _HANDLERS: dict[type, Callable[..., _Instructions]] = {
     PullOrdered: PullManager._on_ordered,
+    PullFollowed: PullManager._on_followed,
     Held: PullManager._on_held,
     NotHeld: PullManager._on_not_held,
     Fetched: PullManager._on_fetched,

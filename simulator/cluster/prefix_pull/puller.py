@@ -30,6 +30,7 @@ from controlplane.protocols.prefix_pull.target import (
     NotHeld,
     PullEnded,
     PullEvent,
+    PullFollowed,
     PullInstruction,
     PullManager,
     PullOrdered,
@@ -117,9 +118,11 @@ class SimulatedPuller:
         """Requests that are kept back until their prefixes are here."""
         return tuple(self._waiting)
 
-    def begin(self, request: CountedRequest, pull: PrefixPull, submit: SubmitRequest) -> bool:
-        """Whether something can be pulled for a request; `submit` is called then, once it is here or is not waited for
-        any longer."""
+    def begin(self, request: CountedRequest, pull: PrefixPull | None, submit: SubmitRequest) -> bool:
+        """Whether the request waits for its prefix: for `pull`, or for what is pulled already for another one.
+        `submit` is called then, once it is here or is not waited for any longer."""
+        if pull is None:
+            return self._follow(request, submit)
         block_tokens = self.worker.instance.config.block_tokens
         tokens = min(pull.tokens, request.prompt_tokens + request.emitted_tokens - 1)
         blocks = min(tokens // block_tokens, len(request.block_hashes))
@@ -130,6 +133,14 @@ class SimulatedPuller:
         self._waiting[request.request_id] = request, submit
         key = request.block_hashes[blocks - 1]
         self.handle(PullOrdered(request.request_id, source_id, key, blocks, compute_ms, pull.comes_ms))
+        return True
+
+    def _follow(self, request: CountedRequest, submit: SubmitRequest) -> bool:
+        pull_id = self.target.bringing(request.block_hashes) if self.target.pulls else None
+        if pull_id is None:
+            return False
+        self._waiting[request.request_id] = request, submit
+        self.handle(PullFollowed(request.request_id, pull_id))
         return True
 
     def handle(self, event: PullEvent) -> None:

@@ -45,7 +45,7 @@ class PrefixPulls:
             puller.peer_lost(lost.own)
         return lost.waiting
 
-    def begin(self, instance_id: str, request: CountedRequest, pull: PrefixPull, submit: SubmitRequest) -> bool:
+    def begin(self, instance_id: str, request: CountedRequest, pull: PrefixPull | None, submit: SubmitRequest) -> bool:
         """See `SimulatedPuller`."""
         return self._pullers[instance_id].begin(request, pull, submit)
 

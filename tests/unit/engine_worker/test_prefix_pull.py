@@ -131,6 +131,20 @@ async def test_choices_of_one_prompt_share_a_pull(workers: Workers) -> None:
     await all_free(workers)
 
 
+async def test_who_comes_without_an_order_waits_for_what_is_pulled_already(workers: Workers) -> None:
+    """As the next turn of a conversation, or a sibling, that is placed where the first one waits for its prefix."""
+    await warm(workers)
+    await pull(workers, like("first"))
+    next_turn = like("next", prompt_token_ids=SHARED.prompt_token_ids + tuple(range(5, 100)))
+    heard = await workers.generate("b", next_turn)
+    other = await workers.generate("b", like("salted", cache_salt="another"))
+    await ended(workers, "first", "next", "salted")
+    assert outcomes(workers) == {"pulled": 1}
+    assert heard.token_ids == undisturbed(next_turn)
+    assert (heard.cached_tokens, other.cached_tokens) == (16 * BLOCKS, 0)
+    await all_free(workers)
+
+
 async def test_a_request_that_is_taken_back_while_it_waits_frees_everything(workers: Workers) -> None:
     await warm(workers)
     heard = await pull(workers, like("r"))

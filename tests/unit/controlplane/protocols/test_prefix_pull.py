@@ -24,6 +24,7 @@ from controlplane.protocols.prefix_pull.target import (
     NotHeld,
     ObstacleChanged,
     PullEnded,
+    PullFollowed,
     PullManager,
     PullOrdered,
     PullOutcome,
@@ -144,6 +145,27 @@ def test_requests_of_one_prefix_share_a_pull_and_the_last_to_leave_ends_it() -> 
     assert manager.handle(RequestGone("s"), 4.0) == (CancelFetch(ask.pull_id),)
     assert kinds(manager.handle(ordered("t", key=7), 5.0)) == ["AskHold"], "not shared with one that is stopped"
     manager.validate()
+
+
+def test_who_begins_with_what_is_pulled_already_waits_for_it() -> None:
+    manager, chain = PullManager("b.1", LIMITS), [*range(1, 10), 7, 11, 12, 8, 14]
+    assert (manager.longest_blocks, manager.bringing(chain)) == (0, None)
+    short, long = asked(manager, ordered("r", key=7)), asked(manager, replace(ordered("s", key=8), blocks=13))
+    assert manager.longest_blocks == 13
+    assert manager.bringing(chain) == long.pull_id, "the longest"
+    assert manager.bringing(chain[:12]) == short.pull_id
+    assert manager.bringing(chain[:9]) is None, "a prompt that ends before it computes its own"
+    assert manager.bringing([*chain[:9], 99]) is None, "another prompt"
+    assert manager.handle(PullFollowed("t", short.pull_id), 1.0) == ()
+    assert manager.handle(PullFollowed("t", long.pull_id), 1.0) == (), "a request waits for one"
+    manager.validate()
+    manager.handle(Held(short.pull_id, 10), 2.0)
+    assert manager.handle(Fetched(short.pull_id, 10), 3.0)[:2] == (Submit("r"), Submit("t"))
+    manager.handle(Held(long.pull_id, 13), 4.0)
+    manager.handle(RequestGone("s"), 5.0)
+    assert manager.bringing(chain) is None, "what is stopped brings nothing"
+    for over in (short.pull_id, long.pull_id):
+        assert manager.handle(PullFollowed("u", over), 6.0) == (Submit("u"),)
 
 
 def test_a_prefix_of_another_length_or_source_is_another_pull() -> None:
@@ -309,6 +331,14 @@ class AnyCourse(RuleBasedStateMachine):
         name = f"r{self.orders}"
         self.wanted.add(name)
         self.tell_target(PullOrdered(name, "a", key, 10, compute_ms, comes_ms))
+
+    @rule(key=st.integers(1, 5))
+    def follow(self, key: int) -> None:
+        if (pull_id := self.target.bringing([0] * 9 + [key])) is not None:
+            self.orders += 1
+            name = f"r{self.orders}"
+            self.wanted.add(name)
+            self.tell_target(PullFollowed(name, pull_id))
 
     @precondition(lambda self: self.to_target)
     @rule(data=st.data(), keep=st.booleans(), lose=st.booleans())

@@ -205,6 +205,29 @@ def test_siblings_share_a_pull() -> None:
     assert [each.cached_tokens for each in outcomes[1:]] == [512] * 4
 
 
+def test_who_is_placed_where_its_prefix_is_being_pulled_to_waits_for_it() -> None:
+    """Without an order of its own: its placement counts the prefix as cached there."""
+    simulation = ClusterSimulation([same(0.0)], PULLS, COST, create_policy("round_robin"))
+    source, submitted_ms = simulation.workers["instance-0"].description, dict[str, float]()
+
+    def begin(name: str, pull: PrefixPull | None, group: int = 0) -> bool:
+        wanted = CountedRequest(name, 520, 1, block_hashes=prompt_block_hashes(same(0.0, group), 16))
+        submit = lambda: submitted_ms.update({name: simulation.events.now_ms})  # noqa: E731
+        return simulation.pulls.begin("instance-1", wanted, pull, submit)
+
+    def come(_: float) -> None:
+        assert not begin("before", None)
+        assert begin("first", PrefixPull(source, 512, 1.0, 500.0))
+        assert begin("second", None)
+        assert not begin("other", None, group=1)
+
+    simulation.events.at(2000.0, Rank.ARRIVAL, come)
+    simulation.run()
+    assert simulation.pulls.outcomes == {PullOutcome.PULLED: 1}
+    assert submitted_ms["first"] == submitted_ms["second"] > 2000.0
+    simulation.pulls.validate()
+
+
 def test_the_books_of_pulls_are_right_at_every_moment_of_a_mesh_that_breaks() -> None:
     requests = [same(0.04 * number, number % 5) for number in range(60)]
     config = replace(PULLS, instances=3, failures=(Failure(0, 0.7, 0.4), Failure(1, 1.3, 0.3)))
