@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.model.counted_requests import CountedRequests
@@ -154,9 +155,9 @@ class ClusterTable:
             for request in source._ledger(kind).of(instance_id):
                 self._open(kind, request)
         self._counted.adopt(source._counted, instance_id)
-        for request_id, where, marks, placed_s in source.expected:
+        for request_id, where, marks, placed_s, computed_s in source.expected:
             if where == instance_id:
-                self.expected.add(request_id, where, marks, placed_s)
+                self.expected.add(request_id, where, marks, placed_s, computed_s)
 
     def costed(self, instance_id: str, incarnation_id: str, costs: StepCosts) -> None:
         """A profile says what the instance's steps cost."""
@@ -188,12 +189,19 @@ class ClusterTable:
         return self.index.store(slot, blocks.stored)
 
     def placed(
-        self, request_id: str, instance_id: str, prefill_tokens: int, now_s: float, marks: Sequence[int] = ()
+        self,
+        request_id: str,
+        instance_id: str,
+        prefill_tokens: int,
+        now_s: float,
+        marks: Sequence[int] = (),
+        computed_ms: float = 0.0,
     ) -> None:
         """A request was placed: it counts as load of the instance until a report says so, or it ends. `marks` (see
-        `marks_of`) of its prompt count as cached there from now on."""
+        `marks_of`) of its prompt count as cached there from now on, though they are thought to be computed in
+        `computed_ms` only."""
         self.expected.forget_older(now_s - self.limits.expected_s)
-        self.expected.add(request_id, instance_id, marks, now_s)
+        self.expected.add(request_id, instance_id, marks, now_s, now_s + computed_ms / 1000)
         self._take_back(self._unreported.close_older(now_s - self.limits.unreported_s, self._unmonitored))
         model = self._instances[instance_id].model
         request = UnreportedRequest(request_id, model, instance_id, prefill_tokens, now_s)
@@ -230,7 +238,8 @@ class ClusterTable:
         if known is not None and not known.origin:
             return False
         if event.kind is SharedKind.PREFILL:
-            self.expected.add(event.request_id, event.instance_id, event.marks, now_s)
+            computed_s = now_s + event.computed_ms / 1000
+            self.expected.add(event.request_id, event.instance_id, event.marks, now_s, computed_s)
         placed = UnreportedRequest(
             event.request_id, instance.model, event.instance_id, event.tokens, now_s, event.origin
         )
@@ -257,9 +266,9 @@ class ClusterTable:
                 if is_same and (request.request_id, request.instance_id) not in self._admitted:
                     self._open(kind, request)
                     taken += 1
-        for request_id, instance_id, marks, placed_s in former.expected:
+        for request_id, instance_id, marks, placed_s, computed_s in former.expected:
             if self._is_same_incarnation(former, instance_id):
-                self.expected.add(request_id, instance_id, marks, placed_s)
+                self.expected.add(request_id, instance_id, marks, placed_s, computed_s)
         return taken
 
     def forget_unreported(self, now_s: float) -> int:
@@ -321,7 +330,7 @@ class ClusterTable:
     def cached_tokens(self, snapshot: Snapshot, block_hashes: Sequence[int]) -> Integers:
         """Leading prompt tokens that each instance of the (current) snapshot holds, or is going to hold by prompts that
         were placed there, in its order."""
-        return self.with_expected(snapshot, block_hashes, self.held_tokens(snapshot, block_hashes))
+        return self.with_expected(snapshot, block_hashes, self.held_tokens(snapshot, block_hashes), 0.0)[0]
 
     def held_tokens(self, snapshot: Snapshot, block_hashes: Sequence[int]) -> Integers:
         """Leading prompt tokens that each instance holds now."""
@@ -348,22 +357,26 @@ class ClusterTable:
             np.maximum(most, tokens, out=most)
         return held, most
 
-    def with_expected(self, snapshot: Snapshot, block_hashes: Sequence[int], held_tokens: Integers) -> Integers:
-        """What `held_tokens` becomes with what each instance is going to hold; the same array if nothing is added."""
+    def with_expected(
+        self, snapshot: Snapshot, block_hashes: Sequence[int], held_tokens: Integers, now_s: float
+    ) -> tuple[Integers, NDArray[np.float64] | None]:
+        """What `held_tokens` becomes with what each instance is going to hold, and in how long that is thought to be
+        computed: 0 where nothing is added, or it should be by now; None, and the same array, if nothing is anywhere."""
         if not len(self.expected) or not block_hashes or not len(snapshot):
-            return held_tokens
+            return held_tokens, None
         block_tokens = snapshot.instances[0].block_tokens  # chains are hashed in blocks of one size
         # Only what goes beyond the longest prefix that is cached anywhere is worth the look.
         held_blocks = int(held_tokens[held_tokens.argmax()]) // block_tokens
         leading = self.expected.leading(block_hashes, mark_spacing(block_tokens), held_blocks)
         if not leading:
-            return held_tokens
-        cached, fleet = held_tokens.copy(), self._fleets[snapshot.model]
-        for instance_id, blocks in leading.items():
+            return held_tokens, None
+        cached, comes_ms, fleet = held_tokens.copy(), np.zeros(len(snapshot)), self._fleets[snapshot.model]
+        for instance_id, (blocks, computed_s) in leading.items():
             row = fleet.row(instance_id)
             if row is not None and blocks * block_tokens > cached[row]:
                 cached[row] = blocks * block_tokens
-        return cached
+                comes_ms[row] = max(0.0, 1000 * (computed_s - now_s))
+        return cached, comes_ms
 
     def expected_requests(self) -> int:
         """Requests placed, or to be decoded somewhere, that no report counts yet."""
@@ -385,7 +398,7 @@ class ClusterTable:
         for blocks in (self.host_blocks, self.disk_blocks):
             blocks.validate()
             assert blocks.instance_ids() <= known, "nothing is kept of an instance that has gone"
-        assert {where for _, where, _, _ in self.expected} <= known, "nothing is expected of one that has gone"
+        assert {where for _, where, *_ in self.expected} <= known, "nothing is expected of one that has gone"
         on_hosts = self.host_blocks.slots_mask + self.disk_blocks.slots_mask
         slots = sum(fleet.slots_mask for fleet in self._fleets.values()) + on_hosts
         assert self.index.live_slots == slots, "slots are instances' or hosts'"

@@ -51,6 +51,9 @@ class PlacementProblem(msgspec.Struct, frozen=True, eq=False):
     """A `LateDecider` will be asked for the decode instance at the end of the prefill, so it says nothing now."""
     held_tokens: NDArray[np.int64] | None = None
     """Of `cached_tokens` those that are computed, so that another instance could pull them; None: all of them."""
+    comes_ms: NDArray[np.float64] | None = None
+    """Until the rest of `cached_tokens` is computed, as was thought when it was placed; 0 where there is no rest, or it
+    should be there by now. None: there is none anywhere."""
     host_tokens: NDArray[np.int64] | None = None
     """Leading prompt tokens that each instance holds or could load from its host's memory; None: nobody loads any."""
 
@@ -151,6 +154,8 @@ class Placement(msgspec.Struct, frozen=True, eq=False):
     """None: the instance computes what it has not cached, or loads it from its host's memory."""
     loaded_tokens: int = 0
     """Behind `cached_tokens`, what the instance could load from its host's memory."""
+    computed_ms: float = 0.0
+    """Until the prompt is computed, as is thought; 0: it is too short for others to wait for."""
     belief: QueueBelief | None = None
     """What the instance was believed to have to do, this request apart; `place` always says so."""
 

@@ -36,3 +36,5 @@ class SharedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     """The scheduler that told of it."""
     marks: tuple[int, ...] = ()
     """Of a prompt that was placed: those that its instance did not have, see `expected_blocks`."""
+    computed_ms: float = 0.0
+    """Until then; 0: nobody knows."""

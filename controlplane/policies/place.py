@@ -60,10 +60,10 @@ def place(table: ClusterTable, policy: Policy, request: PlacementRequest, *, ask
     held_tokens, host_tokens = table.known_tokens(snapshot, request.block_hashes)
     if not snapshot.brings_kv:
         host_tokens = None
-    cached_tokens = table.with_expected(snapshot, request.block_hashes, held_tokens)
+    cached_tokens, comes_ms = table.with_expected(snapshot, request.block_hashes, held_tokens, request.now_s)
     stays_open = asks_later and decides_late(policy) and not request.is_decoding
     problem = PlacementProblem(
-        request, snapshot, cached_tokens, candidates, decode_candidates, stays_open, held_tokens, host_tokens
+        request, snapshot, cached_tokens, candidates, decode_candidates, stays_open, held_tokens, comes_ms, host_tokens
     )
     decision = policy.decide(problem)
     stays_open = stays_open and not decision.stays
@@ -71,7 +71,9 @@ def place(table: ClusterTable, policy: Policy, request: PlacementRequest, *, ask
         decision = _with_pull(problem, decision)
     instance = snapshot.instances[decision.row]
     cached = min(int(cached_tokens[decision.row]), request.prompt_tokens)
-    new_tokens = request.prompt_tokens - min(_had_tokens(problem, decision), request.prompt_tokens)
+    had_tokens, pull = min(_had_tokens(problem, decision), request.prompt_tokens), _pull(problem, decision)
+    new_tokens = request.prompt_tokens - had_tokens
+    marks = marks_of(request.block_hashes, instance.block_tokens, cached)
     placement = Placement(
         request,
         instance,
@@ -84,16 +86,11 @@ def place(table: ClusterTable, policy: Policy, request: PlacementRequest, *, ask
         is_decode_open=stays_open and decode_candidates is not None,
         decode=None if stays_open else phases.choose_decode(problem, decision),
         loaded_tokens=0 if host_tokens is None else max(0, int(host_tokens[decision.row]) - cached),
-        pull=_pull(problem, decision),
+        pull=pull,
+        computed_ms=kv_options.computed_ms(problem, decision.row, pull, had_tokens) if marks else 0.0,
         belief=QueueBelief(int(snapshot.pending_prefill_tokens[decision.row]), new_tokens),
     )
-    table.placed(
-        request.request_id,
-        instance.instance_id,
-        new_tokens,
-        request.now_s,
-        marks_of(request.block_hashes, instance.block_tokens, cached),
-    )
+    table.placed(request.request_id, instance.instance_id, new_tokens, request.now_s, marks, placement.computed_ms)
     if placement.is_split:
         decode_id = placement.decode_instance.instance_id
         table.placed_decode(request.request_id, decode_id, request.prompt_tokens, request.now_s)
@@ -111,6 +108,7 @@ def shared_events(placement: Placement) -> tuple[SharedEvent, ...]:
         instance.instance_id,
         tokens,
         marks=tuple(marks[:MAX_SHARED_MARKS]),
+        computed_ms=placement.computed_ms,
     )
     if not placement.is_split:
         return (prefill,)

@@ -142,7 +142,9 @@ class Peers:
                 if kind is None:
                     continue  # of a later release
                 marks = tuple(event.marks[:MAX_SHARED_MARKS])
-                shared = SharedEvent(kind, event.request_id, event.instance_id, event.tokens, origin, marks)
+                shared = SharedEvent(
+                    kind, event.request_id, event.instance_id, event.tokens, origin, marks, event.computed_ms
+                )
                 self._metrics.shared.labels("counted" if self._placements.shared(shared) else "ignored").inc()
 
     def _note_age(self, message: scheduler_pb2.SharedEvents) -> None:
@@ -195,6 +197,7 @@ class Peers:
                     instance_id=event.instance_id,
                     tokens=event.tokens,
                     marks=event.marks,
+                    computed_ms=event.computed_ms,
                 )
                 for event in events
             ],

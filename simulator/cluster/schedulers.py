@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from controlplane.model.cluster import ClusterTable
@@ -72,7 +73,7 @@ class Schedulers:
         if share_ms is None or len(self._all) == 1:
             return
         own = self.of(event.request_id)
-        event = SharedEvent(event.kind, event.request_id, event.instance_id, event.tokens, "another", event.marks)
+        event = msgspec.structs.replace(event, origin="another")
         self._events.at(self._events.now_ms + share_ms, Rank.MESSAGE, self._deliver(own, event), background=True)
 
     def _deliver(self, sender: Scheduler, event: SharedEvent) -> Callable[[float], None]:

@@ -79,8 +79,8 @@ def test_requests_pull_the_prefix_that_another_instance_has(mesh_in_turn: Runnin
 
 
 def test_siblings_await_and_pull_what_the_first_of_them_still_computes(mesh: RunningMesh) -> None:
-    """Only `penstock` weighs that. A stream begins after its prefill, so the siblings are begun on threads, at once: apart,
-    the first one was computed on a busy machine before the last came."""
+    """Only `penstock` weighs that. A stream begins after its prefill, so they are begun on threads; at once, for with
+    pauses between them a busy machine was through with the first before the last came."""
     prompts = [f"{prefix(9)} and so it ended, {number}" for number in range(6)]
     with ThreadPoolExecutor(len(prompts)) as pool:
         readers = list(pool.map(lambda prompt: read(mesh, prompt), prompts))

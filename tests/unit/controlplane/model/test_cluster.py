@@ -288,9 +288,13 @@ def test_kv_can_be_brought_where_somebody_has_said_so() -> None:
 def test_what_is_only_expected_is_not_held() -> None:
     table, chain = cluster("a", "b"), list(range(1, 17))
     cache(table, "b", *chain[:8])
-    table.placed("r", "a", 256, 0.0, marks_of(chain, BLOCK_TOKENS))
+    table.placed("r", "a", 256, 1.0, marks_of(chain, BLOCK_TOKENS), computed_ms=500.0)
     view = snapshot(table)
     held = table.held_tokens(view, chain)
     assert held.tolist() == [0, 128]
-    assert table.with_expected(view, chain, held).tolist() == [256, 128]
-    assert table.with_expected(view, chain[:8], held) is held
+    for now_s, left_ms in ((1.2, 300.0), (1.6, 0.0)):
+        cached, comes_ms = table.with_expected(view, chain, held, now_s)
+        assert cached.tolist() == [256, 128]
+        assert comes_ms is not None
+        assert comes_ms.tolist() == pytest.approx([left_ms, 0.0])
+    assert table.with_expected(view, chain[:8], held, 1.2) == (held, None)

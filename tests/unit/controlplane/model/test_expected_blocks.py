@@ -34,7 +34,13 @@ def cached(table: ClusterTable, *blocks: int) -> list[int]:
 
 
 def placed(table: ClusterTable, request_id: str = "r", where: str = "a", now_s: float = 0.0) -> None:
-    table.placed(request_id, where, 512, now_s, MARKS)
+    table.placed(request_id, where, 512, now_s, MARKS, computed_ms=250.0)
+
+
+def computed_s(table: ClusterTable) -> dict[str, float]:
+    """By when what each instance is to have of `CHAIN` is thought to be computed."""
+    leading = table.expected.leading(CHAIN, mark_spacing(BLOCK_TOKENS))
+    return {where: by_s for where, (_, by_s) in leading.items()}
 
 
 def test_a_placed_prompt_counts_as_cached_until_it_is() -> None:
@@ -120,8 +126,9 @@ def test_what_never_comes_expires() -> None:
 
 def test_other_schedulers_hear_of_it() -> None:
     table = cluster("a", "b")
-    table.shared(SharedEvent(SharedKind.PREFILL, "r", "b", 512, "other", MARKS), 0.0)
+    table.shared(SharedEvent(SharedKind.PREFILL, "r", "b", 512, "other", MARKS, computed_ms=250.0), 2.0)
     assert cached(table, *CHAIN) == [0, 32]
+    assert computed_s(table) == {"b": 2.25}
     table.shared(SharedEvent(SharedKind.ENDED, "r", "b", origin="other"), 0.0)
     report(table, "b")
     assert cached(table, *CHAIN) == [0, 0]
@@ -136,20 +143,22 @@ def test_a_new_watch_goes_on_with_what_is_expected() -> None:
     report(table, "a")
     table.take_over(former)
     assert cached(table, *CHAIN) == [32]
+    assert computed_s(table) == {"a": 0.25}
     former.unmonitor("a", "1")
     other = ClusterTable(ClusterLimits(max_indexed_blocks=10))
     other.adopt(former, "a")
     assert cached(other, *CHAIN) == [32]
+    assert computed_s(other) == {"a": 0.25}
 
 
 def test_memory_is_bounded() -> None:
     expected = ExpectedBlocks(max_marks=10)
     for number in range(20):
-        expected.add(f"r{number}", "a", [10 * number + block for block in range(4)], float(number))
+        expected.add(f"r{number}", "a", [10 * number + block for block in range(4)], float(number), number + 0.5)
         expected.validate()
     assert len(expected) == 8
-    assert expected.leading((190, 191), 1) == {"a": 2}
-    expected.add("long", "a", range(1000, 1011), 20.0)
+    assert expected.leading((190, 191), 1) == {"a": (2, 19.5)}
+    expected.add("long", "a", range(1000, 1011), 20.0, 20.0)
     assert not expected.leading((1000, 1001), 1)
 
 
@@ -199,7 +208,7 @@ class Expectations(RuleBasedStateMachine):
     def place(self, number: int, where: str, tokens: list[int]) -> None:
         self.now_s += 1
         marks = marks_of(self.chain(tokens), self.block_tokens)
-        self.expected.add(f"r{number}", where, marks, self.now_s)
+        self.expected.add(f"r{number}", where, marks, self.now_s, self.now_s)
         self.open[f"r{number}"] = (where, self.chain(tokens))
 
     @rule(number=st.integers(0, 5), where=st.sampled_from("ab"))
@@ -225,11 +234,11 @@ class Expectations(RuleBasedStateMachine):
                 shared += 1
             most[where] = max(most[where], shared)
         leading = self.expected.leading(chain, spacing, held_blocks)
-        assert all(blocks <= most[where] for where, blocks in leading.items())
+        assert all(blocks <= most[where] for where, (blocks, _) in leading.items())
         if len(self.open) == 1 and max(most.values()) > held_blocks:
             ((where, placed_chain),) = self.open.values()
             is_whole = most[where] == len(placed_chain) >= spacing
-            assert leading.get(where, 0) >= (most[where] if is_whole else most[where] // spacing * spacing)
+            assert leading.get(where, (0, 0.0))[0] >= (most[where] if is_whole else most[where] // spacing * spacing)
 
     @invariant()
     def state_holds(self) -> None:

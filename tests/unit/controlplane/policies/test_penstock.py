@@ -168,6 +168,24 @@ def test_what_is_being_computed_is_pulled_once_it_is_there_if_that_is_cheapest()
     assert placement.pull.pull_ms == pytest.approx(2 + 1024 * 0.01)
 
 
+def test_who_waits_for_a_pull_is_waited_for_as_long_and_what_it_computes_then() -> None:
+    """A chain: nothing is queued at the second instance, which waits for the first one; the third is to wait for it."""
+    table, policy = with_kv("first", "second", "third"), Penstock()
+    table.placed("a", "first", 1024, 0.0, marks_of(LONG, 16), computed_ms=400.0)
+    report(table, "first", LoadReport(running_requests=50, running_tokens=5000, queued_prefill_tokens=3000))
+    for busy in ("second", "third"):
+        report(table, busy, LoadReport(running_requests=4, running_tokens=400, queued_prefill_tokens=9000))
+    longer, longest = (*LONG, *range(200, 232)), (*LONG, *range(200, 264))
+    asked_s = 0.1
+    second = place(table, policy, request("b", 1536, longer, now_s=asked_s))
+    assert second.pull is not None
+    assert second.pull.comes_ms == pytest.approx(300.0), "as was thought, less the time since"
+    report(table, second.instance.instance_id, LoadReport(running_requests=4, running_tokens=400))
+    parts = place(table, policy, request("c", 2048, longest, now_s=asked_s)).decision.indicators
+    row = 1 if second.instance.instance_id == "second" else 2
+    assert parts["wait_ms"][row] == int(second.computed_ms), "there too: its pull has not come"
+
+
 def test_what_takes_long_to_be_computed_is_not_waited_for() -> None:
     table = with_kv("busy", "waits")
     table.placed("first", "busy", 1024, 0.0, marks_of(LONG, 16))

@@ -30,6 +30,7 @@ LOADS = st.builds(
     running_tokens=st.integers(0, 20_000),
 )
 TOKENS = st.sampled_from([0, 0, 128, 512, 1024])
+COMES_MS = st.sampled_from([0.0, 0.0, 20.0, 300.0, 5000.0])
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Case:
     kv: KvCosts
     held: int
     comes: int
+    comes_ms: float
+    """When it was placed it was thought to take so long from now on; 0: it should be there."""
     host: int
 
 
@@ -50,7 +53,7 @@ def cases(draw: st.DrawFn) -> list[Case]:
     alike = draw(st.booleans())
     costs = st.just(draw(st.sampled_from(STEP_COSTS))) if alike else st.sampled_from(STEP_COSTS)
     kv = st.just(draw(st.sampled_from(KV_COSTS))) if alike else st.sampled_from(KV_COSTS)
-    return draw(st.lists(st.builds(Case, LOADS, costs, kv, TOKENS, TOKENS, TOKENS), min_size=1, max_size=6))
+    return draw(st.lists(st.builds(Case, LOADS, costs, kv, TOKENS, TOKENS, COMES_MS, TOKENS), min_size=1, max_size=6))
 
 
 def problem_of(instances: Sequence[Case], prompt_tokens: int, max_tokens: int, *, has_hosts: bool) -> PlacementProblem:
@@ -66,7 +69,16 @@ def problem_of(instances: Sequence[Case], prompt_tokens: int, max_tokens: int, *
     cached = np.maximum(held, [case.comes for case in instances])
     host = np.maximum(held, [case.host for case in instances]) if has_hosts else None
     wanted = replace(request(prompt_tokens=prompt_tokens, blocks=LONG), max_tokens=max_tokens)
-    return PlacementProblem(wanted, snapshot, cached, snapshot.placeable, held_tokens=held, host_tokens=host)
+    comes_ms = np.array([case.comes_ms if case.comes > case.held else 0.0 for case in instances])
+    return PlacementProblem(
+        wanted,
+        snapshot,
+        cached,
+        snapshot.placeable,
+        held_tokens=held,
+        comes_ms=comes_ms if (cached > held).any() else None,
+        host_tokens=host,
+    )
 
 
 @dataclass(frozen=True)
@@ -88,7 +100,7 @@ def sources_of(problem: PlacementProblem, instances: Sequence[Case]) -> list[Sou
         found.append(Source(held.index(max(held)), max(held)))
     comes = [max(case.held, case.comes) for case in instances]
     row = comes.index(max(comes))
-    wait = wait_of(instances[row])
+    wait = comes_of(instances[row]) or wait_of(instances[row])
     has_room = instances[row].load.running_tokens + instances[row].load.queued_prefill_tokens <= KV_TOKENS
     is_longer = comes[row] >= max(case.held for case in instances) + LEAST_BROUGHT_TOKENS
     if is_longer and instances[row].kv.pull_token_ms is not None and has_room and 0 < wait <= MOST_AWAITED_MS:
@@ -115,13 +127,17 @@ def wait_of(case: Case) -> float:
     return case.load.queued_prefill_tokens * own_token_of(case)
 
 
+def comes_of(case: Case) -> float:
+    return case.comes_ms if case.comes > case.held else 0.0
+
+
 def plain(problem: PlacementProblem, case: Case, row: int, sources: Sequence[Source]) -> tuple[float, Source | None]:
     """The score, and whom the prefix is pulled from."""
     load, costs, kv = case.load, case.costs, case.kv
     prompt_tokens, cached = problem.request.prompt_tokens, int(problem.cached_tokens[row])
     batch = load.running_requests + load.queued_requests
     token = (costs.fixed_ms / STEP_TOKENS + costs.prefill_token_ms) * batch + own_token_of(case)
-    wait = wait_of(case)
+    wait = max(wait_of(case), comes_of(case))
 
     def prefill(begin: float, new: float) -> float:
         mean_pairs = prompt_tokens + 0.5 - 0.5 * new
