@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import grpc
 
-from controlplane.model.shared_event import MAX_SHARED_MARKS, SharedEvent, SharedKind
+from controlplane.model.shared_event import SharedEvent, SharedKind
+from controlplane.scheduler import wire
 from controlplane.scheduler.metrics import SchedulerMetrics
 from controlplane.scheduler.placement_service import PlacementService
 from mesh.errors import PeerUnavailable
@@ -33,14 +34,6 @@ MAX_MARKS: Final = 65_536
 """Marks of prompts in one such message, give or take a prompt: half a megabyte."""
 
 _Stream = PeerStream[scheduler_pb2.SharedEvents, scheduler_pb2.ShareAccepted]
-
-TO_WIRE: Final = {
-    SharedKind.PREFILL: scheduler_pb2.SHARED_KIND_PREFILL,
-    SharedKind.DECODE: scheduler_pb2.SHARED_KIND_DECODE,
-    SharedKind.ARRIVING: scheduler_pb2.SHARED_KIND_ARRIVING,
-    SharedKind.ENDED: scheduler_pb2.SHARED_KIND_ENDED,
-}
-FROM_WIRE: Final = {code: kind for kind, code in TO_WIRE.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +131,9 @@ class Peers:
                 log.info("a scheduler shares its placements", extra={"peer": origin})
             self._note_age(message)
             for event in message.events:
-                kind = FROM_WIRE.get(event.kind)
-                if kind is None:
+                shared = wire.shared_event(event, origin)
+                if shared is None:
                     continue  # of a later release
-                marks = tuple(event.marks[:MAX_SHARED_MARKS])
-                shared = SharedEvent(
-                    kind, event.request_id, event.instance_id, event.tokens, origin, marks, event.computed_ms
-                )
                 self._metrics.shared.labels("counted" if self._placements.shared(shared) else "ignored").inc()
 
     def _note_age(self, message: scheduler_pb2.SharedEvents) -> None:
@@ -190,17 +179,7 @@ class Peers:
         message = scheduler_pb2.SharedEvents(
             scheduler_id=self._scheduler_id,
             placed_unix_us=placed_unix_us,
-            events=[
-                scheduler_pb2.SharedEvent(
-                    kind=TO_WIRE[event.kind],
-                    request_id=event.request_id,
-                    instance_id=event.instance_id,
-                    tokens=event.tokens,
-                    marks=event.marks,
-                    computed_ms=event.computed_ms,
-                )
-                for event in events
-            ],
+            events=[wire.shared_event_message(event) for event in events],
         )
         try:
             peer.stream.send(message)

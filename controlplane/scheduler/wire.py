@@ -1,10 +1,13 @@
 """From protobuf messages to the values that policies and tables work with."""
 
+from math import isfinite
+
 from controlplane.load_message import instance_phase
 from controlplane.model.frontend_links import NOBODY
 from controlplane.model.instance import InstanceDescription, KvBlocks, KvTier
 from controlplane.model.placement import PlacementRequest
 from controlplane.model.queue_belief import PresentLoad, QueueBelief
+from controlplane.model.shared_event import MAX_SHARED_MARKS, SharedEvent, SharedKind
 from penstock.v1 import monitor_pb2, request_pb2, scheduler_pb2, worker_pb2
 
 
@@ -96,4 +99,41 @@ def placement_request(
         is_decoding=message.is_decoding,
         adapter_digest=message.adapter_digest,
         vllm_parts=message.vllm_parts,
+    )
+
+
+_SHARED_KINDS = {
+    SharedKind.PREFILL: scheduler_pb2.SHARED_KIND_PREFILL,
+    SharedKind.DECODE: scheduler_pb2.SHARED_KIND_DECODE,
+    SharedKind.ARRIVING: scheduler_pb2.SHARED_KIND_ARRIVING,
+    SharedKind.ENDED: scheduler_pb2.SHARED_KIND_ENDED,
+}
+_SHARED_KINDS_BY_CODE = {code: kind for kind, code in _SHARED_KINDS.items()}
+
+
+def shared_event_message(event: SharedEvent) -> scheduler_pb2.SharedEvent:
+    """What is told to other schedulers; `origin` is in the message around it."""
+    return scheduler_pb2.SharedEvent(
+        kind=_SHARED_KINDS[event.kind],
+        request_id=event.request_id,
+        instance_id=event.instance_id,
+        tokens=event.tokens,
+        marks=event.marks,
+        computed_ms=event.computed_ms,
+    )
+
+
+def shared_event(message: scheduler_pb2.SharedEvent, origin: str) -> SharedEvent | None:
+    """What another scheduler tells; None: a kind of event that this release does not know."""
+    kind = _SHARED_KINDS_BY_CODE.get(message.kind)
+    if kind is None:
+        return None
+    return SharedEvent(
+        kind,
+        message.request_id,
+        message.instance_id,
+        message.tokens,
+        origin,
+        tuple(message.marks[:MAX_SHARED_MARKS]),
+        message.computed_ms if isfinite(message.computed_ms) else 0.0,
     )
