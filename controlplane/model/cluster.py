@@ -155,9 +155,7 @@ class ClusterTable:
             for request in source._ledger(kind).of(instance_id):
                 self._open(kind, request)
         self._counted.adopt(source._counted, instance_id)
-        for request_id, where, marks, placed_s, computed_s in source.expected:
-            if where == instance_id:
-                self.expected.add(request_id, where, marks, placed_s, computed_s)
+        self.expected.take_over(source.expected, lambda where: where == instance_id)
 
     def costed(self, instance_id: str, incarnation_id: str, costs: StepCosts) -> None:
         """A profile says what the instance's steps cost."""
@@ -266,9 +264,7 @@ class ClusterTable:
                 if is_same and (request.request_id, request.instance_id) not in self._admitted:
                     self._open(kind, request)
                     taken += 1
-        for request_id, instance_id, marks, placed_s, computed_s in former.expected:
-            if self._is_same_incarnation(former, instance_id):
-                self.expected.add(request_id, instance_id, marks, placed_s, computed_s)
+        self.expected.take_over(former.expected, lambda where: self._is_same_incarnation(former, where))
         return taken
 
     def forget_unreported(self, now_s: float) -> int:
@@ -398,7 +394,7 @@ class ClusterTable:
         for blocks in (self.host_blocks, self.disk_blocks):
             blocks.validate()
             assert blocks.instance_ids() <= known, "nothing is kept of an instance that has gone"
-        assert {where for _, where, *_ in self.expected} <= known, "nothing is expected of one that has gone"
+        assert self.expected.instance_ids() <= known, "nothing is expected of one that has gone"
         on_hosts = self.host_blocks.slots_mask + self.disk_blocks.slots_mask
         slots = sum(fleet.slots_mask for fleet in self._fleets.values()) + on_hosts
         assert self.index.live_slots == slots, "slots are instances' or hosts'"

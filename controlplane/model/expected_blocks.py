@@ -6,7 +6,7 @@ that share 8192 tokens, on 16 instances that could serve half of them, 12 % of t
 the prefix counted as cached where the first was placed.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from mesh.invariants import invariants
@@ -73,10 +73,15 @@ class ExpectedBlocks:
     def __len__(self) -> int:
         return len(self._first)
 
-    def __iter__(self) -> Iterator[tuple[str, str, Sequence[int], float, float]]:
-        """What `add` was given of each prompt, oldest first."""
-        for prompt in tuple(self._prompts.values()):
-            yield prompt.request_id, prompt.instance_id, tuple(prompt.marks), prompt.placed_s, prompt.computed_s
+    def instance_ids(self) -> set[str]:
+        """Those that something is expected of."""
+        return {prompt.instance_id for prompt in self._prompts.values()}
+
+    def take_over(self, former: "ExpectedBlocks", is_kept: Callable[[str], bool]) -> None:
+        """Expect what another one does, of each instance that `is_kept`."""
+        for each in tuple(former._prompts.values()):
+            if is_kept(each.instance_id):
+                self.add(each.request_id, each.instance_id, each.marks, each.placed_s, each.computed_s)
 
     def add(self, request_id: str, instance_id: str, marks: Sequence[int], placed_s: float, computed_s: float) -> None:
         """A prompt was placed, and is thought to be computed by `computed_s`; `marks` are those that the instance does

@@ -18,13 +18,18 @@ class Pulls:
 
     def __init__(self) -> None:
         self.waiting: dict[str, Callable[[], None]] = {}
-        self.sources: list[PrefixSource] = []
+        self.sources: list[PrefixSource | None] = []
+        self.brought: set[str] = set()
+        """Requests whose prefix is being pulled for another one."""
         self.totals = PullTotals(pulled=2, tokens=64)
 
     def __len__(self) -> int:
         return len(self.waiting)
 
-    def begin(self, request: EngineRequest, source: PrefixSource, submit: Callable[[], None]) -> None:
+    def brings(self, request: EngineRequest) -> bool:
+        return request.request_id in self.brought
+
+    def begin(self, request: EngineRequest, source: PrefixSource | None, submit: Callable[[], None]) -> None:
         self.sources.append(source)
         self.waiting[request.request_id] = submit
 
@@ -68,6 +73,16 @@ async def test_a_request_that_names_no_prefix_does_not_wait(world: World) -> Non
     await world.stream.generate("a")
     await world.worker.until(lambda: "a" in world.worker.engine.requests)
     assert not world.pulls.sources
+
+
+async def test_a_request_whose_prefix_is_pulled_for_another_one_waits_with_it(world: World) -> None:
+    world.pulls.brought.add("a")
+    await world.stream.generate("a")
+    await world.worker.until(lambda: "a" in world.pulls.waiting)
+    assert world.pulls.sources == [None]
+    assert "a" not in world.worker.engine.requests
+    world.pulls.come("a")
+    assert "a" in world.worker.engine.requests
 
 
 async def test_an_abort_ends_it_and_the_engine_never_hears_of_it(world: World) -> None:
