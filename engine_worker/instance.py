@@ -160,10 +160,10 @@ class Instance:
             return
         failure = self._admission_failure(request, model)
         failure = failure or bounce(request, belief, self._engine.load(), self.table, self._settings.bounce_tokens)
-        pulls = self.pulls
-        if pulls is not None and prefix is None and not pulls.brings(request):
-            pulls = None
-        if failure is None and pulls is None:
+        pulls, awaited = self.pulls, None
+        if failure is None and pulls is not None:
+            awaited = pulls.awaited(request, prefix)
+        if failure is None and awaited is None:
             failure = self._submit_to_engine(request, epoch)
         if failure is not None:
             instructions = Instructions()
@@ -181,10 +181,10 @@ class Instance:
             new_prefill_tokens=None if belief is None else belief.new_prefill_tokens,
         )
         self.spans.begin(request)
-        if pulls is None:
+        if pulls is None or awaited is None:
             submitted()
         else:
-            pulls.begin(request, prefix, lambda: self._submit_pulled(request, submitted))
+            pulls.begin(request, awaited, lambda: self._submit_pulled(request, submitted))
         self._changed()
 
     def _submit_pulled(self, request: EngineRequest, submitted: Callable[[], None]) -> None:

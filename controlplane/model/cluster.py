@@ -323,13 +323,8 @@ class ClusterTable:
         fleet = self._fleets.get(model)
         return None if fleet is None else fleet.snapshot()
 
-    def cached_tokens(self, snapshot: Snapshot, block_hashes: Sequence[int]) -> Integers:
-        """Leading prompt tokens that each instance of the (current) snapshot holds, or is going to hold by prompts that
-        were placed there, in its order."""
-        return self.with_expected(snapshot, block_hashes, self.held_tokens(snapshot, block_hashes), 0.0)[0]
-
     def held_tokens(self, snapshot: Snapshot, block_hashes: Sequence[int]) -> Integers:
-        """Leading prompt tokens that each instance holds now."""
+        """Leading prompt tokens that each instance of the (current) snapshot holds now, in its order."""
         if not block_hashes:
             return np.zeros(len(snapshot), np.int64)
         fleet = self._fleets[snapshot.model]

@@ -219,19 +219,28 @@ def finite_or_none(token_ms: Milliseconds | float) -> Milliseconds | float:
     return np.where(token_ms < _NEVER_MS, token_ms, 0.0)
 
 
+def _askable(problem: PlacementProblem, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The tokens, but none of an instance that may take no requests or has failed this one: it would refuse, or, where
+    it hangs, be waited for."""
+    snapshot, failed = problem.snapshot, problem.request.excluded_instance_ids
+    if snapshot.placeable_instances < len(snapshot):
+        tokens = tokens * snapshot.placeable
+    if failed:
+        tokens = tokens * np.array([each.instance_id not in failed for each in snapshot.instances])
+    return tokens
+
+
 def longest_sources(problem: PlacementProblem) -> list[int]:
     """Rows of the instances with the longest computed prefix, of those that can be asked for it; empty where it is too
     short for anybody to pull it."""
     snapshot = problem.snapshot
     if not snapshot.brings_kv or not problem.request.block_hashes:
         return []
-    held = problem.cached_tokens if problem.held_tokens is None else problem.held_tokens
+    held = _askable(problem, problem.cached_tokens if problem.held_tokens is None else problem.held_tokens)
     if snapshot.uniform_kv_costs is None:
         held = held * np.isfinite(snapshot.kv_costs[KvCostRow.PULL_TOKEN])
     elif snapshot.uniform_kv_costs[KvCostRow.PULL_TOKEN] > _NEVER_MS:
         return []
-    if snapshot.placeable_instances < len(snapshot):
-        held = held * snapshot.placeable
     longest = held[held.argmax()]  # quicker than max(), which goes through Python
     if longest < LEAST_BROUGHT_TOKENS:
         return []
@@ -243,13 +252,14 @@ def awaited_source(problem: PlacementProblem) -> PrefixSource | None:
     """The instance that is going to have more of the prompt than any has; None: nobody is, or it takes too long.
 
     When it was placed it was known by when it is going to be computed, by a chain of pulls perhaps. The wait for the
-    prompts there alone, which knows of none, made conversations near saturation take up to 12 % longer end to end.
+    prompts there alone, which knows of none, made conversations near saturation take up to 11 % longer end to end.
     """
     cached, held, snapshot = problem.cached_tokens, problem.held_tokens, problem.snapshot
     if cached is held or held is None or not snapshot.brings_kv:
         return None
+    cached, held = _askable(problem, cached), _askable(problem, held)
     row = int(cached.argmax())
-    if cached[row] - held[held.argmax()] < LEAST_BROUGHT_TOKENS or not snapshot.placeable[row]:
+    if cached[row] - held[held.argmax()] < LEAST_BROUGHT_TOKENS:
         return None
     prices: list[float] = snapshot.prices[:, row].tolist()
     # Overdue, it is waited for as long as what waits there takes.
@@ -268,12 +278,11 @@ def hosted_source(problem: PlacementProblem) -> PrefixSource | None:
     host, snapshot = problem.host_tokens, problem.snapshot
     if host is None:
         return None
-    held = problem.cached_tokens if problem.held_tokens is None else problem.held_tokens
-    row = int(host.argmax())
-    tokens = int(host[row])
+    held = _askable(problem, problem.cached_tokens if problem.held_tokens is None else problem.held_tokens)
+    askable = _askable(problem, host)
+    row = int(askable.argmax())
+    tokens = int(askable[row])
     if tokens - held[held.argmax()] < LEAST_BROUGHT_TOKENS or host[host.argmin()] == tokens:
-        return None
-    if not snapshot.placeable[row]:
         return None
     _, pull_token, load_fixed, load_token = snapshot.kv_costs[:, row].tolist()
     if not isfinite(pull_token) or not isfinite(load_token):

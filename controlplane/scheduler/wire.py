@@ -1,4 +1,4 @@
-"""From protobuf messages to the values that policies and tables work with."""
+"""From protobuf messages to the values that policies and tables work with, and back."""
 
 from math import isfinite
 

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from controlplane.model.pull_totals import PullTotals
 from controlplane.model.request import EngineRequest, PrefixSource
+from controlplane.protocols.prefix_pull.target import PullFollowed, PullOrdered
 
 
 class PrefixPulls(Protocol):
@@ -17,13 +18,13 @@ class PrefixPulls(Protocol):
     def totals(self) -> PullTotals:
         """Of all pulls to here."""
 
-    def brings(self, request: EngineRequest) -> bool:
-        """Whether what the request's prompt begins with is being pulled for another one. Computed at once the request
-        would find none of it."""
+    def awaited(self, request: EngineRequest, source: PrefixSource | None) -> PullOrdered | PullFollowed | None:
+        """What the request is to wait for: a pull from the source or, without one, another request's pull that brings
+        what its prompt begins with, for computed at once it would find none of it. None: nothing."""
 
-    def begin(self, request: EngineRequest, source: PrefixSource | None, submit: Callable[[], None]) -> None:
+    def begin(self, request: EngineRequest, awaited: PullOrdered | PullFollowed, submit: Callable[[], None]) -> None:
         """`submit` is called once, when the prefix is here or not waited for any longer; unless the request is
-        withdrawn. No source: what is being pulled for another one is waited for."""
+        withdrawn."""
 
     def withdraw(self, request_id: str) -> bool:
         """Whether the request was kept back; it is not any more."""

@@ -119,18 +119,14 @@ class PulledPrefixes:
             self._totals, token_ms=speed.pull_token_ms or 0.0, compute_token_ms=speed.compute_token_ms or 0.0
         )
 
-    def brings(self, request: EngineRequest) -> bool:
+    def awaited(self, request: EngineRequest, source: PrefixSource | None) -> PullOrdered | PullFollowed | None:
         """See `PrefixPulls`."""
-        return self._followed(request) is not None
+        return self._followed(request) if source is None else self._ordered(request, source)
 
-    def begin(self, request: EngineRequest, source: PrefixSource | None, submit: Callable[[], None]) -> None:
-        """See `PrefixPulls`. Where there is nothing to wait for, `submit` is called at once."""
-        event = self._followed(request) if source is None else self._ordered(request, source)
-        if event is None:
-            submit()
-            return
+    def begin(self, request: EngineRequest, awaited: PullOrdered | PullFollowed, submit: Callable[[], None]) -> None:
+        """See `PrefixPulls`."""
         self._waiting[request.request_id] = _Waiting(request, submit)
-        self.handle(event)
+        self.handle(awaited)
 
     def _ordered(self, request: EngineRequest, source: PrefixSource) -> PullOrdered | None:
         """None: it cannot be pulled."""

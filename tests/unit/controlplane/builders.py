@@ -1,9 +1,12 @@
 """Short ways to say what a test is about."""
 
+from collections.abc import Sequence
+
 from controlplane.model.cluster import ClusterTable
 from controlplane.model.cluster_limits import ClusterLimits
 from controlplane.model.instance import InstanceDescription, InstancePhase, InstanceState, KvBlocks, LoadReport
 from controlplane.model.placement import PlacementRequest
+from controlplane.model.snapshot import Integers, Snapshot
 from controlplane.planning.instance_profile import InstanceProfile, InstanceSizes, StepCoefficients, StepFit
 from controlplane.planning.qoe import QoeFit, QoeModel
 from controlplane.prediction.running_tokens import DecodePoint
@@ -57,6 +60,13 @@ def report(
 
 def cache(table: ClusterTable, instance_id: str, *blocks: int) -> None:
     table.cached(instance_id, "1", KvBlocks(stored=blocks))
+
+
+def cached_tokens(table: ClusterTable, snapshot: Snapshot, blocks: Sequence[int]) -> Integers:
+    """Leading prompt tokens that each instance of the (current) snapshot holds, or is going to hold by prompts that
+    were placed there, in its order."""
+    cached, _ = table.with_expected(snapshot, blocks, table.held_tokens(snapshot, blocks), now_s=0.0)
+    return cached
 
 
 def request(

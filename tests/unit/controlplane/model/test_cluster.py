@@ -14,7 +14,7 @@ from controlplane.model.kv_costs import KvCostRow, datasheet_kv_costs
 from controlplane.model.snapshot import Snapshot
 from mesh.errors import IllegalTransition
 from tests.examples import examples
-from tests.unit.controlplane.builders import BLOCK_TOKENS, cache, cluster, instance, report
+from tests.unit.controlplane.builders import BLOCK_TOKENS, cache, cached_tokens, cluster, instance, report
 
 
 def snapshot(table: ClusterTable, model: str = "m") -> Snapshot:
@@ -134,7 +134,7 @@ def test_a_lost_instance_leaves_with_its_cache_and_corrections() -> None:
     table.lost("a", "1")
     view = snapshot(table)
     assert ids(view) == ["b"]
-    assert table.cached_tokens(view, [1, 2]).tolist() == [16]
+    assert cached_tokens(table, view, [1, 2]).tolist() == [16]
     assert table.unreported_requests() == 0
 
 
@@ -145,7 +145,7 @@ def test_a_new_incarnation_starts_afresh() -> None:
     view = snapshot(table)
     assert len(view) == 1
     assert view.instances[0].incarnation_id == "2"
-    assert table.cached_tokens(view, [1, 2]).tolist() == [0]
+    assert cached_tokens(table, view, [1, 2]).tolist() == [0]
     with pytest.raises(IllegalTransition, match="incarnation 1"):
         report(table, "a")
 
@@ -167,13 +167,13 @@ def test_cached_tokens_follow_stores_removals_and_clears() -> None:
     table = cluster("a", "b")
     cache(table, "a", 1, 2, 3)
     cache(table, "b", 1, 3)
-    assert table.cached_tokens(snapshot(table), [1, 2, 3, 4]).tolist() == [48, 16]
+    assert cached_tokens(table, snapshot(table), [1, 2, 3, 4]).tolist() == [48, 16]
     table.cached("a", "1", KvBlocks(removed=(2,)))
-    assert table.cached_tokens(snapshot(table), [1, 2, 3]).tolist() == [16, 16]
+    assert cached_tokens(table, snapshot(table), [1, 2, 3]).tolist() == [16, 16]
     table.cached("a", "1", KvBlocks(cleared=True, stored=(1, 2)))
-    assert table.cached_tokens(snapshot(table), [1, 2, 3]).tolist() == [32, 16]
+    assert cached_tokens(table, snapshot(table), [1, 2, 3]).tolist() == [32, 16]
     table.cached("a", "1", KvBlocks(cleared=True))
-    assert table.cached_tokens(snapshot(table), [1, 2, 3]).tolist() == [0, 16]
+    assert cached_tokens(table, snapshot(table), [1, 2, 3]).tolist() == [0, 16]
 
 
 def test_a_cache_that_is_cleared_while_it_is_empty_is_still_looked_at() -> None:
@@ -181,7 +181,7 @@ def test_a_cache_that_is_cleared_while_it_is_empty_is_still_looked_at() -> None:
     table.cached("a", "1", KvBlocks(cleared=True))
     table.validate()
     cache(table, "a", 1, 2)
-    assert table.cached_tokens(snapshot(table), [1, 2]).tolist() == [32, 0]
+    assert cached_tokens(table, snapshot(table), [1, 2]).tolist() == [32, 0]
     table.lost("a", "1")
     table.validate()
 
@@ -192,8 +192,8 @@ def test_models_are_apart() -> None:
     cache(table, "z", 1)
     assert ids(snapshot(table)) == ["a"]
     assert ids(snapshot(table, "other")) == ["z"]
-    assert table.cached_tokens(snapshot(table), [1]).tolist() == [0]
-    assert table.cached_tokens(snapshot(table, "other"), [1]).tolist() == [16]
+    assert cached_tokens(table, snapshot(table), [1]).tolist() == [0]
+    assert cached_tokens(table, snapshot(table, "other"), [1]).tolist() == [16]
     assert table.snapshot("unheard of") is None
 
 

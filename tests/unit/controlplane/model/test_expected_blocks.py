@@ -18,7 +18,7 @@ from simulator.cost.linear import LinearCost
 from simulator.instance.config import InstanceConfig
 from simulator.traces.request import TraceRequest
 from tests.examples import examples
-from tests.unit.controlplane.builders import BLOCK_TOKENS, cache, cluster, instance, report, request
+from tests.unit.controlplane.builders import BLOCK_TOKENS, cache, cached_tokens, cluster, instance, report, request
 
 CHAIN = tuple(range(100, 132))
 """Of 512 tokens: four marks."""
@@ -30,7 +30,7 @@ def cached(table: ClusterTable, *blocks: int) -> list[int]:
     """Blocks that each instance counts as having."""
     snapshot = table.snapshot("m")
     assert snapshot is not None
-    return [int(tokens) // BLOCK_TOKENS for tokens in table.cached_tokens(snapshot, blocks)]
+    return [int(tokens) // BLOCK_TOKENS for tokens in cached_tokens(table, snapshot, blocks)]
 
 
 def placed(table: ClusterTable, request_id: str = "r", where: str = "a", now_s: float = 0.0) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from controlplane.model.cluster import ClusterTable
 from controlplane.model.instance import LoadReport
 from controlplane.model.placement import PlacementProblem, PlacementRequest
-from tests.unit.controlplane.builders import cache, cluster, report, request
+from tests.unit.controlplane.builders import cache, cached_tokens, cluster, report, request
 
 CHAIN = (1, 2, 3, 4, 5, 6)
 LONG = tuple(range(100, 164))
@@ -40,5 +40,5 @@ def asked(table: ClusterTable, wanted: PlacementRequest) -> PlacementProblem:
     snapshot = table.snapshot(wanted.model)
     assert snapshot is not None
     return PlacementProblem(
-        wanted, snapshot, table.cached_tokens(snapshot, wanted.block_hashes), snapshot.placeable.copy()
+        wanted, snapshot, cached_tokens(table, snapshot, wanted.block_hashes), snapshot.placeable.copy()
     )

@@ -287,6 +287,29 @@ def test_what_only_the_host_of_another_one_has_is_loaded_there_and_pulled() -> N
             assert placement.decision.indicators["if_pulled_from_host_ms"][1] == int(placement.decision.scores[1])
 
 
+@pytest.mark.parametrize("how", ["has it", "is to have it", "could load it"])
+def test_who_has_failed_the_request_is_not_asked_for_its_prefix(how: str) -> None:
+    """It would refuse or, where it hangs, be waited for. Who has half of it is asked instead."""
+    sources = []
+    for excluded in (frozenset[str](), frozenset({"failed"})):
+        table = with_kv("failed", "half", "idle")
+        for busy in ("failed", "half"):
+            report(table, busy, LoadReport(running_requests=50, running_tokens=5000))
+        cache(table, "half", *LONG[:32])
+        match how:
+            case "has it":
+                cache(table, "failed", *LONG)
+            case "is to have it":
+                table.placed("first", "failed", 1024, 0.0, marks_of(LONG, 16), computed_ms=1.0)
+            case _:
+                table.cached("failed", "1", KvBlocks(stored=tuple(LONG), tier=KvTier.HOST))
+        placement = place(table, Penstock(), request("r", 1024, LONG, excluded=excluded))
+        assert placement.instance.instance_id == "idle"
+        assert placement.pull is not None
+        sources.append((placement.pull.source.instance_id, placement.pull.tokens))
+    assert sources == [("failed", 1024), ("half", 512)]
+
+
 def test_a_host_that_all_instances_share_is_nobodys_source() -> None:
     table = with_kv("a", "b")
     for each in "ab":

@@ -13,6 +13,7 @@ from controlplane.policies.rescheduling.parameters import ReschedulerParameters
 from controlplane.scheduler.feed import UNLINKED_S, ClusterFeed
 from mesh.errors import IllegalTransition
 from penstock.v1 import monitor_pb2, worker_pb2
+from tests.unit.controlplane.builders import cached_tokens
 
 
 def change(instance_id: str = "a", incarnation_id: str = "1", **what: object) -> monitor_pb2.InstanceUpdate:
@@ -74,7 +75,7 @@ def test_every_kind_of_change_arrives() -> None:
     assert snapshot.unreported_requests.tolist() == [0]
     assert snapshot.state(0) is InstanceState.READY
     assert snapshot.placeable.tolist() == [False]
-    assert feed.table.cached_tokens(snapshot, [1, 2]).tolist() == [32]
+    assert cached_tokens(feed.table, snapshot, [1, 2]).tolist() == [32]
     feed.apply(update(3, change(lost=monitor_pb2.InstanceLost(reason="died"))), 12.0)
     assert ids(feed) == []
 

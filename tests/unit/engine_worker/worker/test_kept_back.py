@@ -6,6 +6,7 @@ import pytest
 
 from controlplane.model.pull_totals import PullTotals
 from controlplane.model.request import EngineRequest, PrefixSource
+from controlplane.protocols.prefix_pull.target import PullFollowed, PullOrdered
 from mesh.errors import QueueFull
 from penstock.v1 import request_pb2
 from tests.unit.engine_worker.worker.running_worker import SETTINGS, FrontendStream, RunningWorker, running_worker
@@ -18,7 +19,7 @@ class Pulls:
 
     def __init__(self) -> None:
         self.waiting: dict[str, Callable[[], None]] = {}
-        self.sources: list[PrefixSource | None] = []
+        self.begun: list[PullOrdered | PullFollowed] = []
         self.brought: set[str] = set()
         """Requests whose prefix is being pulled for another one."""
         self.totals = PullTotals(pulled=2, tokens=64)
@@ -26,11 +27,13 @@ class Pulls:
     def __len__(self) -> int:
         return len(self.waiting)
 
-    def brings(self, request: EngineRequest) -> bool:
-        return request.request_id in self.brought
+    def awaited(self, request: EngineRequest, source: PrefixSource | None) -> PullOrdered | PullFollowed | None:
+        if source is not None:
+            return PullOrdered(request.request_id, source.instance_id, 0, source.tokens, 0.0)
+        return PullFollowed(request.request_id, "pull") if request.request_id in self.brought else None
 
-    def begin(self, request: EngineRequest, source: PrefixSource | None, submit: Callable[[], None]) -> None:
-        self.sources.append(source)
+    def begin(self, request: EngineRequest, awaited: PullOrdered | PullFollowed, submit: Callable[[], None]) -> None:
+        self.begun.append(awaited)
         self.waiting[request.request_id] = submit
 
     def withdraw(self, request_id: str) -> bool:
@@ -59,7 +62,7 @@ async def world() -> AsyncIterator[World]:
 
 async def test_the_engine_gets_it_when_its_prefix_is_there(world: World) -> None:
     await world.generate("a")
-    assert world.pulls.sources == [PrefixSource("other", 32)]
+    assert world.pulls.begun == [PullOrdered("a", "other", 0, 32, 0.0)]
     assert "a" not in world.worker.engine.requests
     assert world.worker.instance.load().queued_requests == 1, "it is load all the same"
     assert world.worker.instance.load().pulls == world.pulls.totals
@@ -72,14 +75,14 @@ async def test_the_engine_gets_it_when_its_prefix_is_there(world: World) -> None
 async def test_a_request_that_names_no_prefix_does_not_wait(world: World) -> None:
     await world.stream.generate("a")
     await world.worker.until(lambda: "a" in world.worker.engine.requests)
-    assert not world.pulls.sources
+    assert not world.pulls.begun
 
 
 async def test_a_request_whose_prefix_is_pulled_for_another_one_waits_with_it(world: World) -> None:
     world.pulls.brought.add("a")
     await world.stream.generate("a")
     await world.worker.until(lambda: "a" in world.pulls.waiting)
-    assert world.pulls.sources == [None]
+    assert world.pulls.begun == [PullFollowed("a", "pull")]
     assert "a" not in world.worker.engine.requests
     world.pulls.come("a")
     assert "a" in world.worker.engine.requests
