@@ -155,11 +155,12 @@ def completion_requests(
 ) -> list[CompletionRequest]:
     """One request for each stream, with a random prompt. `tokens`: that each answer has or, with a `schema`, may have.
     `shared_prefix`: tokens that prompts begin with alike, by one of a few prefixes."""
+    # Prefixes are drawn: in turn, three of them and three workers in turn brought each prefix to one worker only.
     draw = random.Random(seed)
     prefixes = [draw.choices(vocabulary, k=shared_prefix) for _ in range(PREFIXES)] if shared_prefix else [[]]
     requests = []
     for number in range(streams):
-        prompt = prefixes[number % len(prefixes)] + draw.choices(vocabulary, k=draw.randint(*PROMPT_TOKENS))
+        prompt = draw.choice(prefixes) + draw.choices(vocabulary, k=draw.randint(*PROMPT_TOKENS))
         fields = {
             "model": model,
             "prompt": prompt,
