@@ -159,7 +159,7 @@ def completion_requests(
     draw = random.Random(seed)
     prefixes = [draw.choices(vocabulary, k=shared_prefix) for _ in range(PREFIXES)] if shared_prefix else [[]]
     requests = []
-    for number in range(streams):
+    for _ in range(streams):
         prompt = draw.choice(prefixes) + draw.choices(vocabulary, k=draw.randint(*PROMPT_TOKENS))
         fields = {
             "model": model,
