@@ -8,6 +8,7 @@ Without addresses it starts both, once for each model that the cases are about.
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="every difference of every case")
     parser.add_argument("--write", type=Path, help="a page whose table is replaced")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and its servers with it
     wanted = [case for case in CASES if options.case is None or any(each in case.name for each in options.case)]
     if not wanted:
         parser.error(f"no case has {' or '.join(options.case)} in its name")

@@ -1,5 +1,6 @@
 """Every case, in the order in which they are asked."""
 
+from tests.conformance.adapter_cases import CASES as ADAPTER_CASES
 from tests.conformance.case import Case
 from tests.conformance.chat_cases import CASES as CHAT_CASES
 from tests.conformance.completion_cases import CASES as COMPLETION_CASES
@@ -18,5 +19,6 @@ CASES: list[Case] = [
     *SERVER_CASES,
     *REASONING_CASES,
     *RENDERING_CASES,
+    *ADAPTER_CASES,
     *POOLING_CASES,
 ]

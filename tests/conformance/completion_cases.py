@@ -6,6 +6,7 @@ from tests.conformance.case import COMPLETIONS, Case
 from tests.conformance.chat_cases import SUM
 
 PROMPT = "<|user|>Add 4991 and 6299.</s><|assistant|>"
+SCORING = "/generative_scoring"
 EVERY_CHUNK = {"include_usage": True, "continuous_usage_stats": True}
 
 
@@ -22,6 +23,15 @@ def streamed(name: str, **fields: Any) -> Case:
 def both(name: str, **fields: Any) -> list[Case]:
     """Whole and as a stream."""
     return [completion(name, **fields), streamed(name, **fields)]
+
+
+def scored(name: str, **fields: Any) -> Case:
+    """Generative scoring of two items; a field that is `...` is left out."""
+    body: dict[str, Any] = {"model": "demo-large", "query": "Add 4991", "items": [" and 6299", " and 1"]}
+    given = {**body, "label_token_ids": [300, 301, 302], **fields}
+    return Case(
+        f"scores: generative, {name}", SCORING, {key: value for key, value in given.items() if value is not ...}
+    )
 
 
 CASES = [
@@ -135,4 +145,35 @@ CASES = [
     ),
     completion("beam search, logprobs", use_beam_search=True, n=2, max_tokens=4, logprobs=1),
     Case("completions: no JSON", COMPLETIONS, raw=b"{"),
+    scored("plain"),
+    scored("among all tokens", apply_softmax=False),
+    scored("item first", item_first=True),
+    scored("no special tokens", add_special_tokens=False),
+    scored("tokens", query=[1, 20, 30], items=[[40], [50, 60]]),
+    scored("a text and tokens", items=[[40], [50, 60]]),
+    scored("texts and tokens", items=["a", [50, 60]]),
+    scored("one label", label_token_ids=[300]),
+    scored("a label twice", label_token_ids=[300, 301, 300]),
+    scored("many labels", label_token_ids=list(range(300, 340)), apply_softmax=False),
+    scored("more labels than there may be", label_token_ids=list(range(300, 430))),
+    scored("no labels", label_token_ids=[]),
+    scored("labels missing", label_token_ids=...),
+    scored("an unknown label", label_token_ids=[100_000]),
+    scored("a negative label", label_token_ids=[-1]),
+    scored("no items", items=[]),
+    scored("items missing", items=...),
+    scored("an empty item", items=["", " and 1"]),
+    scored("an empty query", query=""),
+    scored("nothing", query=[], items=[[]]),
+    scored("query missing", query=...),
+    scored("an unknown token", items=[[100_000]]),
+    scored("beyond the context", items=["Add 1 and 2. " * 2000]),
+    scored("beyond the context, item first", items=["Add 1 and 2. " * 2000], item_first=True),
+    scored("cache_salt", cache_salt="salt"),
+    scored("cache_salt with a slash", cache_salt="a/b"),
+    scored("priority", priority=0),
+    scored("model left out", model=...),
+    scored("model unknown", model="nobody"),
+    scored("unknown parameter", mood="good"),
+    scored("temperature", temperature=0.5, max_tokens=7),
 ]

@@ -45,7 +45,9 @@ DELIBERATE = (
     Deliberate(
         "what is taken",
         "several answers of a greedy request, `max_tokens: 0` (the prompt is computed), beams as a stream, a message "
-        "without a model where there is one, a body of another content type: clients of OpenAI's send them. Of pooling "
+        "without a model where there is one, a body of another content type: clients of OpenAI's send them. In "
+        "/invocations the `model`, in whose place vLLM takes the one that it was started with, and more than 20 labels "
+        "of an item. Of pooling "
         "models texts beside tokens, several chats, documents in other servers' forms, and all that a model can do",
         (
             (
@@ -53,6 +55,8 @@ DELIBERATE = (
                 r"completions: max_tokens 0|messages: model missing|chat: a text's content type",
                 r"status: 400 .* \| 200",
             ),
+            (r"scores: generative, many labels", r"status: 400 .* \| 200"),
+            (r"server: adapters, invocations", r"body\.(model|choices\[\]\.message\.content)"),
             (
                 r"(embeddings|pooling): (texts and tokens|encoding_format null)|(pooling|classes): several chats|"
                 r"pooling: of .*, task .*|pooling: task .*|scores: .*, (parts|documents of (texts|parts))",
@@ -63,18 +67,24 @@ DELIBERATE = (
     ),
     Deliberate(
         "what is told besides",
-        "tokens of the prefix cache under beams, of batches and at a message's start, `store`, `error` and "
-        "`stop_sequence`, which are OpenAI's and Anthropic's own, facts of a model under `penstock`, and in logprobs "
+        "tokens of the prefix cache under beams, of batches, of scores and at a message's start, `store`, `error` and "
+        "`stop_sequence`, which are OpenAI's and Anthropic's own, facts of a model under `penstock`, an adapter's "
+        "`max_model_len`, that an answer in words is a text, and in logprobs "
         "the bytes of every token: vLLM has none of a part of a character, and of rivals named by id those of the name",
         (
             (
                 r"chat: logprob_token_ids( by id|, 128)",
                 r"body\.choices\[\]\.logprobs\.content\[\]\.top_logprobs\[\]\.(bytes.*|token:  \| \ufffd)",
             ),
-            (r"(chat|completions): .*beam search.*|server: batch of chats.*", r".*\.prompt_tokens_details.*"),
+            (
+                r"(chat|completions): .*beam search.*|server: .*batch of chats.*|scores: generative, .*",
+                r".*\.prompt_tokens_details.*",
+            ),
             (r"responses: .*", r"body(\.events\.response\..*\.response)?\.(store|error)"),
             (r"messages: .*", r"body\.stop_sequence|body\.events\.message_start\..*cache_(creation|read)_input_tokens"),
             (r"server: GET /v1/models(, .*)?", r"body\.data\[\]\.penstock"),
+            (r"server: GET /v1/models, .* adapters?", r"body\.data\[\]\.max_model_len"),
+            (r"server: adapters, .*", r"content_type"),
         ),
     ),
     Deliberate(
@@ -83,9 +93,12 @@ DELIBERATE = (
         "`/v1/models/MODEL` answers, and `/health` has a body. Those of vLLM's own scale-out, which a stock server "
         "refuses, too (403), are unknown: the mesh scales out",
         (
-            (r"server: GET /v1/models/demo-large", r"status: 404 \| 200"),
-            (r"server: render .*", r"status: 403 .* \| 404 .*"),
-            (r"server: (embeddings|score) of a model that generates", r"status: 404 \| 400 .*"),
+            (r"server: GET /v1/models/(demo-large|poet, .*)", r"status: 404 \| 200"),
+            (r"server: render .*|server: adapters, a prompt", r"status: 403 .* \| 404 .*"),
+            (
+                r"server: (embeddings|score) of a model that generates|embeddings: adapters, a vector",
+                r"status: 404 \| 400 .*",
+            ),
             (
                 r"pooling: (a chat's answer|a completion)|classes: (of a model without|vectors of none)|"
                 r"scores: of a model with several classes",
@@ -100,7 +113,8 @@ DELIBERATE = (
         "calls or writes arguments that fit nothing",
         (
             (
-                r"(chat|responses|messages): tools (required|named|any|strict|and response_format).*",
+                r"(chat|responses|messages): (tools (required|named|any|strict|and response_format)|"
+                r"no place for tools, (required|named|any|one)).*",
                 r"body\.(choices|output|content|usage|events|order|stop_reason|status|incomplete_details).*",
             ),
         ),

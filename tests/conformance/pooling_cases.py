@@ -5,6 +5,7 @@ from typing import Any
 from tests.conformance.case import CHAT, COMPLETIONS, Case
 
 TEXT, OTHER = "Add 4991 and 6299.", "The capital of France is Paris."
+GENERATIVE = {"query": TEXT, "items": [OTHER], "label_token_ids": [300]}
 TURNS = [{"role": "user", "content": TEXT}]
 LONG_CHAT = [*TURNS, {"role": "assistant", "content": "11290"}, {"role": "user", "content": OTHER}]
 TOO_LONG = [7] * 5000
@@ -200,6 +201,7 @@ POOLING_CASES = [
     Case("pooling: invocations", "/invocations", {"model": "vectors", "input": TEXT}, served="vectors"),
     Case("pooling: invocations, a chat", "/invocations", {"model": "vectors", "messages": TURNS}, served="vectors"),
     Case("classes: invocations", "/invocations", {"model": "classes", "input": TEXT}, served="classes"),
+    Case("scores: generative, a pooling model", "/generative_scoring", GENERATIVE | {"model": "ranks"}, served="ranks"),
     Case("scores: invocations", "/invocations", {"model": "ranks", "text_1": TEXT, "text_2": OTHER}, served="ranks"),
     Case("scores: invocations, ranking", "/invocations", {"query": TEXT, "documents": [OTHER]}, served="ranks"),
     Case("pooling: invocations of token vectors", "/invocations", {"input": TEXT}, served="tokens"),

@@ -3,6 +3,10 @@
 from typing import Any
 
 from tests.conformance.case import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Case
+from tests.conformance.chat_cases import NAMED
+from tests.conformance.chat_cases import TOOL as ADD_TOOL
+from tests.conformance.messages_cases import ANTHROPIC_TOOL
+from tests.conformance.other_cases import FLAT_TOOL
 
 COUNT = "Count from 2 up to 12."
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": COUNT}]
@@ -40,6 +44,15 @@ def _known(name: str, *parts: dict[str, Any], role: str = "user", **fields: Any)
 
 def _written(name: str, messages: list[dict[str, Any]] = ASKED, **fields: Any) -> Case:
     return _chat(f"written by vLLM, {name}", messages, "written", **fields)
+
+
+def _toolless(name: str, path: str = CHAT, **fields: Any) -> Case:
+    """Of a model whose chat template has no place for tools."""
+    body: dict[str, Any] = {"model": "toolless", "temperature": 0}
+    body |= {"input": COUNT, "max_output_tokens": 12} if path == RESPONSES else {"messages": ASKED, "max_tokens": 12}
+    subject = {CHAT: "chat", RESPONSES: "responses"}.get(path, "messages")
+    given = {key: value for key, value in {**body, **fields}.items() if value is not ...}
+    return Case(f"{subject}: no place for tools, {name}", path, given, served="toolless")
 
 
 def _other(subject: str, name: str, path: str, **fields: Any) -> Case:
@@ -99,4 +112,17 @@ CASES = [
     _other("tokenizer", "a chat", "/tokenize", messages=ASKED),
     _other("tokenizer", "a chat of names", "/tokenize", messages=ASKED, return_token_strs=True),
     _other("completions", "plain", COMPLETIONS, prompt=COUNT, max_tokens=5, temperature=0),
+    _toolless("tools", tools=[ADD_TOOL]),
+    _toolless("tools, streamed", tools=[ADD_TOOL], stream=True, stream_options={"include_usage": True}),
+    _toolless("none", tools=[ADD_TOOL], tool_choice="none"),
+    _toolless("required", tools=[ADD_TOOL], tool_choice="required", max_tokens=60),
+    _toolless("named", tools=[ADD_TOOL], tool_choice=NAMED, max_tokens=60),
+    _toolless("calls and tools", messages=CALLED, tools=[ADD_TOOL]),
+    _toolless("calls", messages=CALLED),
+    _toolless("tools", RESPONSES, tools=[FLAT_TOOL]),
+    _toolless("required", RESPONSES, tools=[FLAT_TOOL], tool_choice="required", max_output_tokens=60),
+    _toolless("tools", MESSAGES, tools=[ANTHROPIC_TOOL]),
+    _toolless("any", MESSAGES, tools=[ANTHROPIC_TOOL], tool_choice={"type": "any"}, max_tokens=60),
+    _toolless("one", MESSAGES, tools=[ANTHROPIC_TOOL], tool_choice={"type": "tool", "name": "add"}, max_tokens=60),
+    _toolless("tools counted", f"{MESSAGES}/count_tokens", tools=[ANTHROPIC_TOOL], max_tokens=...),
 ]

@@ -14,14 +14,15 @@ from typing import Any
 
 import httpx
 
+from tests.conformance.made_models import LOADED, MODELS, make_adapted, make_toolless
 from tests.in_time import eventually
 from tests.mesh.running_mesh import RunningMesh, free_port
 from tests.vllm.thinking_model import SWITCH, make_thinker
 from tests.vllm.tiny_bert import make_tiny_bert
 
-MODELS = Path(__file__).resolve().parents[2] / "demo" / "models"
 START_S = 600.0
 STOP_S = 60.0
+LOADS_ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 STOCK_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -30,6 +31,7 @@ STOCK_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TORCHDYNAMO_DISABLE": "1",
     "VLLM_ENABLE_RESPONSES_API_STORE": "1",  # the mesh keeps responses by itself
+    **LOADS_ADAPTERS,
 }
 STOCK_ARGUMENTS = ("--dtype", "float32", "--enforce-eager", "--block-size", "32", "--gpu-memory-utilization", "0.1")
 
@@ -86,6 +88,20 @@ SERVED: Mapping[str, Served] = MappingProxyType(
             ("--tokenizer-mode", "deepseek_v32", *PROMPT_DETAILS, *NO_ANY_WHITESPACE),
             ("--engine-arg", "tokenizer_mode=deepseek_v32"),
         ),
+        "toolless": Served(
+            make_toolless,
+            ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", *PROMPT_DETAILS),
+            ("--tool-call-parser", "hermes"),
+        ),
+        "adapted": Served(
+            make_adapted,
+            (*PROMPT_DETAILS, "--enable-lora", "--max-loras", "2", "--lora-modules", f"{LOADED}={LOADED}"),
+            tuple(
+                word
+                for each in ("enable_lora=true", "max_loras=2", f"lora_modules={LOADED}={LOADED}")
+                for word in ("--engine-arg", each)
+            ),
+        ),
         "vectors": _pooling("embed"),
         "tokens": _pooling("embed", "token_embed"),
         # As the rerankers that a language model was made into: the scores come from the logits of these tokens.
@@ -139,7 +155,7 @@ def mesh_of_one(name: str, run_dir: Path) -> Iterator[str]:
     served = SERVED[name]
     model = f"{name}={served.path(run_dir)}:1"
     settings = ("--engine-arg", "dtype=float32", "--ready-timeout-s", str(START_S))
-    mesh = RunningMesh(run_dir, "--model", model, *settings, *served.mesh)
+    mesh = RunningMesh(run_dir, "--model", model, *settings, *served.mesh, environment=LOADS_ADAPTERS, cwd=run_dir)
     try:
         mesh.wait_until_serving(START_S)
         yield mesh.url

@@ -56,9 +56,15 @@ class RunningMesh:
     """`penstock up` in a process of its own, with a run directory and a port of its own."""
 
     def __init__(
-        self, run_dir: Path, *arguments: str, environment: dict[str, str] | None = None, asks_who: bool = False
+        self,
+        run_dir: Path,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        asks_who: bool = False,
+        cwd: Path | None = None,
     ) -> None:
-        """`asks_who`: processes have identities, as by default; tests that speak with them by plain gRPC need none."""
+        """`asks_who`: processes have identities, as by default; tests that speak with them by plain gRPC need none.
+        `cwd`: where relative paths begin."""
         self.key = "none"
         """What its readers present, where the mesh asks for API keys."""
         self.port = free_port()
@@ -72,7 +78,7 @@ class RunningMesh:
             arguments += ("--engine-arg", f"pace_file={self._pace_path}")
         with self.output_path.open("wb") as output:
             command = (*PENSTOCK, "up", "--port", str(self.port), *(() if asks_who else ("--insecure",)), *arguments)
-            self.process = subprocess.Popen(command, env=self._environment, stdout=output, stderr=output)
+            self.process = subprocess.Popen(command, env=self._environment, cwd=cwd, stdout=output, stderr=output)
 
     def wait_until_serving(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Return once `penstock up` says that it serves."""

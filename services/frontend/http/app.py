@@ -27,6 +27,7 @@ from services.frontend.http.routes_lora import lora_routes
 from services.frontend.http.routes_messages import messages_routes
 from services.frontend.http.routes_pooling import pooling_routes
 from services.frontend.http.routes_responses import responses_routes
+from services.frontend.http.routes_scoring import scoring_routes
 from services.frontend.http.routes_text import text_routes
 from services.frontend.requests.adapter_loader import AdapterLoader
 from services.frontend.settings import FrontendSettings
@@ -61,6 +62,7 @@ def create_app(service: CascadeService, loader: AdapterLoader, console: Console 
     app.include_router(pooling_routes(service.frontend))
     app.include_router(text_routes(service.frontend))
     app.include_router(batch_routes(service))
+    app.include_router(scoring_routes(service))
     app.include_router(lora_routes(service.frontend, loader))
     app.include_router(info_routes(service))
     if settings.http_metrics:

@@ -100,6 +100,8 @@ class Exchange(Response, ABC):
         """Of the model, for requests that leave them out."""
         self.reads_parts = False
         """The model's chat template goes through the parts of a message."""
+        self.knows_tools = True
+        """Prompts of the model have a place for tools."""
         self.max_tokens: int | None = None
         """Of the longest answer that there may be, once it is known."""
 
@@ -245,7 +247,9 @@ class ModelExchange(Exchange):
         self.others: Sequence[GenerationRequest] | None = None
         """Further conversations of a batch, each of which gets a choice behind that of the first; None: it is none."""
         self.sampling_defaults = model.sampling_defaults
-        self.reads_parts = model.text.template is not None and model.text.template.takes_parts
+        if (template := model.text.template) is not None:
+            self.reads_parts = template.takes_parts
+            self.knows_tools = (model.text.tool_template or template).knows_tools
         self._created_unix_s = int(service.unix_time())
 
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:

@@ -14,6 +14,7 @@ from services.frontend.answers.schema import (
     Model,
     ModelList,
 )
+from services.frontend.answers.scoring import GenerativeScores
 from services.frontend.pooling.schema import (
     ClassifiedList,
     ClassifyRequest,
@@ -28,10 +29,11 @@ from services.frontend.pooling.schema import (
     ScoreList,
     ScoreRequest,
 )
-from services.frontend.requests.adapter_schema import LoadAdapterBody, UnloadAdapterBody
+from services.frontend.requests.adapter_schema import LoadAdapterBody, RegisterAdapterBody, UnloadAdapterBody
 from services.frontend.requests.messages_schema import CountTokensRequest, MessagesRequest, TokenCount
 from services.frontend.requests.responses_schema import ResponsesRequest
 from services.frontend.requests.schema import BatchChatRequest, ChatCompletionRequest, CompletionRequest, Message
+from services.frontend.requests.scoring_schema import ScoringRequest
 from services.frontend.requests.text_schema import Detokenized, DetokenizeRequest, Tokenized, TokenizeTextRequest
 
 _REF: Final = "#/components/schemas/{name}"
@@ -68,6 +70,9 @@ _DOCUMENTED: Final = (
     TokenCount,
     LoadAdapterBody,
     UnloadAdapterBody,
+    RegisterAdapterBody,
+    ScoringRequest,
+    GenerativeScores,
 )
 _REFUSALS: Final = {
     400: "The request is wrong; `param` names the culprit",
@@ -107,9 +112,11 @@ def body_docs(request_schemas: tuple[str, ...], answer_schema: str, description:
     return {**docs, "openapi_extra": {"requestBody": body, "security": [{"apiKey": []}, {}]}}
 
 
-def text_docs(request_schema: str, description: str) -> dict[str, Any]:
-    """Keyword arguments of a route that takes this body and answers in a sentence."""
-    docs = body_docs((request_schema,), "Error", description)
+def text_docs(request_schema: str | None, description: str) -> dict[str, Any]:
+    """Keyword arguments of a route that takes this body, or none, and answers in a sentence."""
+    docs = body_docs((request_schema or "Error",), "Error", description)
+    if request_schema is None:
+        del docs["openapi_extra"]["requestBody"]
     docs["responses"][200]["content"] = {"text/plain": {"schema": {"type": "string"}}}
     docs["responses"][403] = {"description": "The key is not an operator's", "content": _json("Error")}
     return docs

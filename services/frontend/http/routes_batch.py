@@ -29,6 +29,8 @@ from services.frontend.requests.schema import BatchChatRequest, ChatCompletionRe
 from services.frontend.requests.service import FrontendService
 from services.frontend.requests.unsupported import refuse_unsupported
 
+ADAPTER_HEADER: Final = "x-amzn-sagemaker-adapter-identifier"
+"""By which SageMaker's clients name a LoRA adapter, in place of the body's `model`."""
 _IGNORED: Final = ("stream", "stream_options", "tools", "parallel_tool_calls")
 """Parameters of a chat that a batch does not know, as in vLLM."""
 
@@ -78,6 +80,8 @@ def batch_routes(service: CascadeService) -> APIRouter:
         asked_by = partial(frontend.authenticate, request.headers.get("authorization"))
         key = await asked_by()
         body = await timely_body(frontend, request)
+        if adapter := request.headers.get(ADAPTER_HEADER):
+            body = msgspec.json.encode({**decode_body(body, dict), "model": adapter})
         inputs = decode_body(body, _Inputs)
         name = inputs.model or frontend.catalogue.only()
         if service.cascades.records.get(name) is None and GENERATE not in (await frontend.model(name, key)).tasks:

@@ -101,7 +101,7 @@ async def accept_body(
         request.priority = allowed_priority(key, request.priority)
         exchange = await _exchange(service, request, request_id, key, arrived_s)
         exchange.told_id = given or request_id
-        without: list[str] = without_effect(request, reads_parts=exchange.reads_parts)
+        without: list[str] = without_effect(request, reads_parts=exchange.reads_parts, knows_tools=exchange.knows_tools)
         exchange.without_effect = [*ignored, *unknown, *without]
         exchange.traceparent = _traceparent(http)
         exchange.load_format = http.headers.get(FORMAT_HEADER, "")

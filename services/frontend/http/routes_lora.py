@@ -1,8 +1,9 @@
-"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, for operators."""
+"""Loading and unloading of LoRA adapters, for operators: POST /v1/load_lora_adapter and /v1/unload_lora_adapter, and
+in SageMaker's words POST /adapters and DELETE /adapters/NAME."""
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -12,15 +13,19 @@ from starlette.responses import PlainTextResponse, Response
 
 from mesh.errors import PenstockError
 from services.frontend.errors import ApiError, not_an_operator
-from services.frontend.http.body import decode_body, timely_body
+from services.frontend.http.body import decode_leniently, timely_body
+from services.frontend.http.exchange import without_effect_header
 from services.frontend.http.openapi import text_docs
 from services.frontend.requests.adapter_loader import AdapterLoader
-from services.frontend.requests.adapter_schema import LoadAdapterBody, UnloadAdapterBody
+from services.frontend.requests.adapter_schema import LoadAdapterBody, RegisterAdapterBody, UnloadAdapterBody
 from services.frontend.requests.service import FrontendService
 
 VLLM_VARIABLE: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 KNOWN_WITHIN_S: Final = 3.0
 """How long an answer waits for this frontend to hear from the store what was written there."""
+ALIAS_HEADER: Final = "x-amzn-sagemaker-adapter-alias"
+"""The name by which SageMaker's client knows an adapter, for what it is answered."""
+_SAGEMAKERS_NAMES: Final = {"lora_name": "name", "lora_path": "src"}
 
 
 def allows_updates(option: bool, environment: Mapping[str, str]) -> bool:
@@ -37,30 +42,65 @@ def lora_routes(frontend: FrontendService, loader: AdapterLoader) -> APIRouter:
     async def load_lora_adapter(request: Request) -> Response:
         """Load an adapter into all workers of its base model, and announce it as a model."""
         who = await _check_operator(frontend, request, is_allowed=is_allowed)
-        body = decode_body(await timely_body(frontend, request), LoadAdapterBody)
-        with _ordered(frontend, who, "lora load", body.lora_name):
-            loaded = await loader.load(
-                body.lora_name,
-                body.lora_path,
-                body.base_model_name or "",
-                in_place=body.load_inplace,
-                is_3d_lora_weight=body.is_3d_lora_weight,
-            )
-        await _heard(frontend, body.lora_name, loaded.digest)
-        refused = "".join(f" {refusal}." for refusal in loaded.refusals)
-        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.{refused}")
+        body, unknown = decode_leniently(await timely_body(frontend, request), LoadAdapterBody)
+        refused = await _load(frontend, loader, who, body)
+        return _said(f"Success: LoRA adapter '{body.lora_name}' added successfully.{refused}", unknown)
 
     @router.post("/v1/unload_lora_adapter", **text_docs("UnloadAdapterBody", "That it is gone"))
     async def unload_lora_adapter(request: Request) -> Response:
         """Announce an adapter no more; what it answers goes on to its end."""
         who = await _check_operator(frontend, request, is_allowed=is_allowed)
-        body = decode_body(await timely_body(frontend, request), UnloadAdapterBody)
-        with _ordered(frontend, who, "lora unload", body.lora_name):
-            await loader.unload(body.lora_name)
-        await _heard(frontend, body.lora_name, "")
-        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+        body, unknown = decode_leniently(await timely_body(frontend, request), UnloadAdapterBody)
+        await _unload(frontend, loader, who, body.lora_name)
+        return _said(f"Success: LoRA adapter '{body.lora_name}' removed successfully.", unknown)
+
+    @router.post("/adapters", **text_docs("RegisterAdapterBody", "That it is loaded"))
+    async def register_adapter(request: Request) -> Response:
+        """Load an adapter, as SageMaker asks for it."""
+        who = await _check_operator(frontend, request, is_allowed=is_allowed)
+        body, unknown = decode_leniently(await timely_body(frontend, request), RegisterAdapterBody)
+        try:
+            refused = await _load(frontend, loader, who, LoadAdapterBody(body.name, body.src))
+        except ApiError as error:
+            error.param = _SAGEMAKERS_NAMES.get(error.param or "", error.param)
+            raise
+        name = request.headers.get(ALIAS_HEADER) or body.name
+        return _said(f"Adapter {name} registered{refused and '.' + refused}", [*unknown, *body.without_effect()])
+
+    @router.delete("/adapters/{adapter_name}", **text_docs(None, "That it is gone"))
+    async def unregister_adapter(request: Request) -> Response:
+        """Unload an adapter, as SageMaker asks for it."""
+        who = await _check_operator(frontend, request, is_allowed=is_allowed)
+        name = request.path_params["adapter_name"]
+        await _unload(frontend, loader, who, name)
+        return _said(f"Adapter {request.headers.get(ALIAS_HEADER) or name} unregistered")
 
     return router
+
+
+async def _load(frontend: FrontendService, loader: AdapterLoader, who: str, body: LoadAdapterBody) -> str:
+    """What the workers said that could not load it. Raises ApiError."""
+    with _ordered(frontend, who, "lora load", body.lora_name):
+        loaded = await loader.load(
+            body.lora_name,
+            body.lora_path,
+            body.base_model_name or "",
+            in_place=body.load_inplace,
+            is_3d_lora_weight=body.is_3d_lora_weight,
+        )
+    await _heard(frontend, body.lora_name, loaded.digest)
+    return "".join(f" {refusal}." for refusal in loaded.refusals)
+
+
+async def _unload(frontend: FrontendService, loader: AdapterLoader, who: str, name: str) -> None:
+    """Raises ApiError."""
+    with _ordered(frontend, who, "lora unload", name):
+        await loader.unload(name)
+    await _heard(frontend, name, "")
+
+
+def _said(text: str, without_effect: Sequence[str] = ()) -> Response:
+    return PlainTextResponse(text, headers=without_effect_header(without_effect))
 
 
 async def _check_operator(frontend: FrontendService, request: Request, *, is_allowed: bool) -> str:

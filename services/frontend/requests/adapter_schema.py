@@ -1,6 +1,10 @@
 """Bodies of the requests that load and unload LoRA adapters."""
 
+from typing import Annotated
+
 import msgspec
+
+NotEmpty = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class LoadAdapterBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -21,3 +25,19 @@ class UnloadAdapterBody(msgspec.Struct, forbid_unknown_fields=True):
 
     lora_name: str = ""
     lora_int_id: int | None = None
+
+
+class RegisterAdapterBody(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /adapters: SageMaker's words for loading."""
+
+    name: NotEmpty
+    src: NotEmpty
+    """Directory on the machines of the workers."""
+    preload: bool = True
+    """An adapter is loaded before it is announced, whatever is asked for."""
+    pin: bool = False
+    """No adapter is kept in a worker when its room is needed; those that are asked for come back."""
+
+    def without_effect(self) -> list[str]:
+        """Names of the parameters that ask for something else than what is done."""
+        return [name for name, is_asked in (("preload", not self.preload), ("pin", self.pin)) if is_asked]

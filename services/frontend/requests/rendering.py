@@ -64,8 +64,6 @@ async def _rendered_here(request: ChatCompletionRequest, model: ServedModel, thr
         template = model.text.tool_template
     if template is None:
         raise bad_request(f"`{model.name}` has no chat template; use /v1/completions.", "messages")
-    if request.tools and not template.knows_tools:
-        raise bad_request(f"The chat template of `{model.name}` does not tell it of tools.", "tools")
     try:
         text = _written(request, model, template)
     except ChatTemplateRefused as error:

@@ -47,16 +47,20 @@ MAX_TOLD = 32
 """Of the names that a client has given, which are of any number and length."""
 
 
-def without_effect(request: SamplingFields, *, reads_parts: bool = False) -> list[str]:
+def without_effect(request: SamplingFields, *, reads_parts: bool = False, knows_tools: bool = True) -> list[str]:
     """Parameters that the client has given and that change nothing here. `reads_parts`: the chat template goes through
-    the parts of a message, and may know fields of theirs that nobody else does."""
+    the parts of a message, and may know fields of theirs that nobody else does; `knows_tools`: it has a place for
+    tools."""
     names = [name for name in _WITHOUT_EFFECT if getattr(request, name, None) is not None]
     if request.length_penalty not in (None, 1.0) and not request.use_beam_search:
         names.append("length_penalty")
     if isinstance(request, CompletionRequest) and request.best_of not in (None, request.n or 1):
         names.append("best_of")
-    if isinstance(request, ChatCompletionRequest) and not reads_parts:
-        names += _fields_of_parts(request)
+    if isinstance(request, ChatCompletionRequest):
+        if request.tools and not knows_tools and request.tool_choice in (None, "auto", "none"):
+            names.append("tools")
+        if not reads_parts:
+            names += _fields_of_parts(request)
     return [*names, *(name for name in lost_to_beams(request) if name not in names)]
 
 

@@ -125,6 +125,11 @@ class ModelText:
         """That it can have, told by its length: so a text that cannot fit need not be tokenised. 0: nobody knows."""
         return -(-len(text) // self._longest_characters) if self._longest_characters else 0
 
+    def enough_for(self, text: str, tokens: int) -> str:
+        """A beginning of a text that has so many tokens at least: those behind them need not be made where they are cut
+        off. All of the text where nobody knows how long tokens are."""
+        return text[: (tokens + 1) * self._longest_characters] if self._longest_characters else text
+
     def label(self, number: int) -> str | None:
         """The name of a classifier's class, as transformers has it; None for one that was left out."""
         return f"LABEL_{number}" if self.labels is None else self.labels.get(number)

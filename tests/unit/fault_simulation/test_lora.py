@@ -14,6 +14,8 @@ from fault_simulation.http import http_request
 from fault_simulation.machines import everybodys_digest
 from fault_simulation.nodes import HTTP_PORT, SimulatedMesh
 from fault_simulation.oracle import COMPLETIONS_PATH, Oracle
+from services.frontend.http.routes_batch import ADAPTER_HEADER
+from services.frontend.http.routes_lora import ALIAS_HEADER
 from services.frontend.settings import FrontendSettings
 from simulator.instance.config import InstanceConfig
 from tests.unit.fault_simulation.small_mesh import MODEL, MODEL_PATH, is_as_expected
@@ -55,12 +57,17 @@ def run(mesh: SimulatedMesh, body: Callable[[SimulatedMesh], Awaitable[None]], a
 
 
 async def http(
-    mesh: SimulatedMesh, path: str, body: dict[str, Any] | None = None, frontend: str = FRONTENDS[0]
+    mesh: SimulatedMesh,
+    path: str,
+    body: dict[str, Any] | None = None,
+    frontend: str = FRONTENDS[0],
+    method: str = "",
+    **headers: str,
 ) -> tuple[int, Any]:
     """Status, and the body as JSON or text."""
     sent = b"" if body is None else json.dumps(body).encode()
-    method = "GET" if body is None else "POST"
-    exchange = http_request(mesh.network, mesh.client, f"{frontend}:{HTTP_PORT}", method, path, {}, sent)
+    method = method or ("GET" if body is None else "POST")
+    exchange = http_request(mesh.network, mesh.client, f"{frontend}:{HTTP_PORT}", method, path, headers, sent)
     try:
         status = await exchange.started()
         content = await exchange.body()
@@ -201,15 +208,38 @@ def test_what_is_asked_wrongly_is_named() -> None:
             ({"lora_name": MODEL, "lora_path": POET}, 400, "lora_name"),
             ({"lora_name": "poet", "lora_path": POET}, 400, "base_model_name"),
             ({"lora_name": "poet", "lora_path": POET, "base_model_name": "none"}, 404, "base_model_name"),
-            ({"lora_name": "poet", "lora_path": POET, "rank": 8}, 400, "rank"),
             ({"lora_name": 7, "lora_path": POET}, 400, "lora_name"),
         ):
             got, refused = await http(mesh, "/v1/load_lora_adapter", asked)
             assert (got, refused["error"]["param"]) == (status, param), asked
         assert (await unload(mesh, ""))[0] == 400
         assert (await unload(mesh))[0] == 404
-        assert (await load(mesh, base_model_name="other"))[0] == 200
+        assert (await load(mesh, base_model_name="other", rank=8))[0] == 200, "as vLLM takes it"
         assert (await models(mesh))["poet"]["parent"] == "other"
+
+    run(mesh, body)
+
+
+def test_sagemakers_clients_load_an_adapter_ask_for_it_and_unload_it() -> None:
+    mesh = lora_mesh({"a": worker(*WITH_LORA)})
+
+    async def body(mesh: SimulatedMesh) -> None:
+        for asked, param in (({"name": "poet"}, "src"), ({"name": "", "src": POET}, "name")):
+            status, refused = await http(mesh, "/adapters", asked)
+            assert (status, refused["error"]["param"]) == (400, param)
+        poet = {"name": "poet", "src": POET, "preload": True, "pin": True}
+        assert await http(mesh, "/adapters", poet) == (200, "Adapter poet registered")
+        status, refused = await http(mesh, "/adapters", poet)
+        assert (status, refused["error"]["param"]) == (400, "name"), "it is loaded already"
+        for model, identifier, path in ((MODEL, "poet", POET), ("nobody", "poet", POET), ("poet", MODEL, "")):
+            asked = body_of(model)
+            headers = {ADAPTER_HEADER: identifier}
+            address = f"{FRONTENDS[0]}:{HTTP_PORT}"
+            answer = await ask(mesh.network, mesh.client, address, "/invocations", asked, headers)
+            assert is_of(path, answer, {**asked, "model": identifier}), (model, identifier, answer)
+        status, said = await http(mesh, "/adapters/poet", method="DELETE", **{ALIAS_HEADER: "rhymer"})
+        assert (status, said) == (200, "Adapter rhymer unregistered")
+        assert (await http(mesh, "/adapters/poet", method="DELETE"))[0] == 404
 
     run(mesh, body)
 

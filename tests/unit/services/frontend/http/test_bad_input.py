@@ -98,7 +98,7 @@ CHAT_CASES: list[tuple[dict[str, Any], int, str | None, str | None]] = [
         "tools[0].function.parameters",
         "invalid_json_schema",
     ),
-    ({"tools": [TOOL]}, 400, "tools", None),
+    ({"tools": [TOOL]}, 400, "tool_choice", None),
     ({"tool_choice": "required"}, 400, "tool_choice", None),
     ({"tool_choice": "sometimes"}, 400, "tool_choice", "invalid_value"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, 400, "tool_choice", None),
@@ -312,8 +312,8 @@ async def test_the_openapi_document_is_complete(http: httpx.AsyncClient) -> None
     told |= {"/tokenize", "/detokenize", "/v1/embeddings", "/classify", "/pooling", "/score", "/v1/score"}
     told |= {"/rerank", "/v1/rerank", "/v2/rerank", "/v1/messages", "/v1/messages/count_tokens"}
     told |= {"/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel"}
-    told |= {"/v2/embed", "/v1/chat/completions/batch", "/invocations"}
-    told |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
+    told |= {"/v2/embed", "/v1/chat/completions/batch", "/invocations", "/generative_scoring"}
+    told |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/adapters", "/adapters/{adapter_name}"}
     assert set(document["paths"]) == {CHAT, COMPLETIONS, resume} | told
     for path in (CHAT, COMPLETIONS):
         operation = document["paths"][path]["post"]

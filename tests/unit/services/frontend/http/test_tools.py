@@ -177,6 +177,21 @@ async def test_tools_have_the_template_that_is_for_them(tmp_path: Path) -> None:
             assert prompt.startswith(begins)
 
 
+async def test_a_template_without_a_place_for_tools_takes_them_and_says_so(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    named = {"type": "function", "function": {"name": "now"}}
+    async with saying(tmp_path, "Hm", tool_call_parser="hermes") as mesh, mesh.http() as http:
+        prompts, told = set[tuple[int, ...]](), list[str | None]()
+        for choice in (None, "auto", "none", "required", named):
+            fields = {} if choice is None else {"tools": [NOW], "tool_choice": choice}
+            answer = await http.post("/v1/chat/completions", json={"model": "demo", "messages": USER, **fields})
+            assert answer.status_code == 200, answer.text
+            prompts.add(tuple(mesh.worker.received[-1].prompt_token_ids))
+            told.append(answer.headers.get("x-penstock-without-effect"))
+    assert len(prompts) == 1
+    assert told == [None, "tools", "tools", None, None], "a call that is made sure of fits its schema all the same"
+
+
 async def test_earlier_calls_are_told_to_the_template_as_objects(checkpoint: Path) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
     turns: Any = [

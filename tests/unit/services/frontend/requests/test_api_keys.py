@@ -58,9 +58,12 @@ async def test_an_operator_may_load_adapters_and_nobody_else(model_path: Path, t
     settings = {"api_keys_file": file, "allow_runtime_lora_updating": True}
     async with mesh_of_fakes(model_path, lambda _: tokens([70], [1]), **settings) as mesh, mesh.http() as http:
         for key, status in (("unknown", 401), (alice, 403), (root, 400)):
-            for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
-                answer = await http.post(path, json={}, headers={"authorization": f"Bearer {key}"})
+            headers = {"authorization": f"Bearer {key}"}
+            for path in ("/v1/load_lora_adapter", "/adapters", "/v1/unload_lora_adapter"):
+                answer = await http.post(path, json={}, headers=headers)
                 assert answer.status_code == status, (path, answer.text)
+            gone = await http.delete("/adapters/poet", headers=headers)
+            assert gone.status_code == (404 if key == root else status), gone.text
         assert answer.json()["error"]["param"] == "lora_name", "an operator is asked for what to do"
 
 
