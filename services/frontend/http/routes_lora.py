@@ -24,7 +24,7 @@ VLLM_VARIABLE: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 KNOWN_WITHIN_S: Final = 3.0
 """How long an answer waits for this frontend to hear from the store what was written there."""
 ALIAS_HEADER: Final = "x-amzn-sagemaker-adapter-alias"
-"""The name by which SageMaker's client knows an adapter, for what it is answered."""
+"""SageMaker's own name of an adapter, which its answer tells."""
 _SAGEMAKERS_NAMES: Final = {"lora_name": "name", "lora_path": "src"}
 
 

@@ -1,6 +1,6 @@
 """POST /generative_scoring, vLLM's own: how likely a token is behind a query and each of several items."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -11,6 +11,10 @@ from mesh.runtime import Threads
 from services.frontend.errors import bad_request
 from services.frontend.requests.models import ServedModel
 from services.frontend.requests.schema import CacheSalt, TokenId
+
+_AS_IT_IS: Final = {"temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
+"""The model's own distribution, whatever its generation_config.json says: engines may be set to tell logprobs behind
+these (`logprobs_mode`)."""
 
 
 class ScoringRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -63,10 +67,10 @@ def completion_body(request: ScoringRequest, model: str, prompts: list[list[int]
     """The completion of one token behind each prompt, with the logprobs of the labels."""
     given = {name: getattr(request, name) for name in ("cache_salt", "priority", "request_id")}
     return {
+        **_AS_IT_IS,
         "model": model,
         "prompt": prompts,
         "max_tokens": 1,
-        "temperature": 0,
         "logprobs": 0,
         "logprob_token_ids": request.label_token_ids,
         "return_tokens_as_token_ids": True,
