@@ -30,11 +30,13 @@ DELIBERATE = (
     Deliberate(
         "`type` and `code` of errors",
         "are OpenAI's words (`invalid_request_error`, `context_length_exceeded`), by which its clients go; vLLM says "
-        "the status again. Errors of unknown paths have that form, too, and those of Messages Anthropic's",
+        "the status again. Errors of unknown paths have that form, too, and those of Messages Anthropic's. Media that "
+        "cannot be had are the client's fault (400; vLLM says 500 or 501, or waits)",
         (
             (r".*", r"body\.error\.(type|code)"),
             (r"messages: .*", r"body\.type"),
             (r"chat: GET|server: GET /nowhere|tokenizer: GET /tokenizer_info", r"body\.(detail|error)"),
+            (r"chat: images, (no kind|a file|a host that is away)", r"status: (500 .*|501 .*|0) \| 400 .*"),
         ),
     ),
     Deliberate(
@@ -55,7 +57,7 @@ DELIBERATE = (
                 r"completions: max_tokens 0|messages: model missing|chat: a text's content type",
                 r"status: 400 .* \| 200",
             ),
-            (r"scores: generative, many labels", r"status: 400 .* \| 200"),
+            (r"scores: generative, many labels|chat: images, a flat url", r"status: 400 .* \| 200"),
             (r"server: adapters, invocations", r"body\.(model|choices\[\]\.message\.content)"),
             (
                 r"(embeddings|pooling): (texts and tokens|encoding_format null)|(pooling|classes): several chats|"
@@ -73,8 +75,9 @@ DELIBERATE = (
         "the bytes of every token: vLLM has none of a part of a character, and of rivals named by id those of the name",
         (
             (
-                r"chat: logprob_token_ids( by id|, 128)",
-                r"body\.choices\[\]\.logprobs\.content\[\]\.top_logprobs\[\]\.(bytes.*|token:  \| \ufffd)",
+                r"chat: (logprob_token_ids( by id|, 128)|images, .*)",
+                r"body\.choices\[\]\.logprobs\.content\[\]\.top_logprobs\[\]\.(bytes.*|token:  \| \ufffd)|"
+                r"body\.prompt_logprobs\[\]\.\d+\.decoded_token:  \| \ufffd",
             ),
             (
                 r"(chat|completions): .*beam search.*|server: .*batch of chats.*|scores: generative, .*",
@@ -125,7 +128,10 @@ DELIBERATE = (
         (
             (r"responses: .*", r".*\.usage\.(input|total)_tokens|.*\.input_messages\[\].*|.*\.logprobs\[\].*\.logprob"),
             (r"responses: no limit", r"body\.max_output_tokens: \d+ \| \d+"),
-            (r"responses: (input empty|input of calls|text of a schema.*)", r".*(\.text|\.delta|\.output_tokens)"),
+            (
+                r"responses: (input empty|input of calls|text of a schema.*|images, .*)",
+                r".*(\.text|\.delta|\.output_tokens)",
+            ),
         ),
     ),
     Deliberate(

@@ -19,6 +19,7 @@ from tests.in_time import eventually
 from tests.mesh.running_mesh import RunningMesh, free_port
 from tests.vllm.thinking_model import SWITCH, make_thinker
 from tests.vllm.tiny_bert import make_tiny_bert
+from tests.vllm.tiny_images import make_tiny_idefics
 
 START_S = 600.0
 STOP_S = 60.0
@@ -102,6 +103,7 @@ SERVED: Mapping[str, Served] = MappingProxyType(
                 for word in ("--engine-arg", each)
             ),
         ),
+        "eyes": Served(make_tiny_idefics, PROMPT_DETAILS, ()),
         "vectors": _pooling("embed"),
         "tokens": _pooling("embed", "token_embed"),
         # As the rerankers that a language model was made into: the scores come from the logits of these tokens.

@@ -1,10 +1,10 @@
 """What an answer looks like to a client, in the form of the endpoint that was asked: one object for a whole answer, one
 event for each chunk of a stream."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -94,6 +94,8 @@ class AnswerExtras:
     """A chat's choices are of several conversations, so there is no one prompt to tell of."""
     tells_reasoning: bool = False
     """The usage says how many tokens are reasoning."""
+    media_tokens: Mapping[str, int] = field(default_factory=dict)
+    """By modality: tokens of a chat's prompt that stand for images and the like."""
 
     @classmethod
     def of(cls, request: GenerationRequest, plan: GenerationPlan) -> "AnswerExtras":
@@ -112,6 +114,7 @@ class AnswerExtras:
             plan.model.block_tokens,
             isinstance(request, ChatCompletionRequest) and len(plan.prompts) > 1,
             tells_reasoning_tokens(request, plan),
+            plan.prompts[0].media_tokens,
         )
 
     def usage_of(self, index: int, tokens: int, reasoning_tokens: int = 0) -> Usage | msgspec.UnsetType:
@@ -130,14 +133,17 @@ class AnswerExtras:
         """As an answer holds them, if it does."""
         return list(token_ids) if self.token_ids else None
 
-    def with_created(self, usage: Usage) -> Usage:
-        """The usage of a chat with the tokens of its prompt that later ones find in the prefix cache."""
+    def with_details(self, usage: Usage) -> Usage:
+        """The usage of a chat with the tokens of its prompt that later ones find in the prefix cache, and those of its
+        images and the like."""
         details = usage.prompt_tokens_details
-        if isinstance(details, msgspec.UnsetType) or not self.block_tokens or not self.prompts:
+        if isinstance(details, msgspec.UnsetType) or not self.prompts:
             return usage
-        in_blocks = len(self.prompts[0]) // self.block_tokens * self.block_tokens
-        created = msgspec.structs.replace(details, created_cache_tokens=max(0, in_blocks - details.cached_tokens))
-        return msgspec.structs.replace(usage, prompt_tokens_details=created)
+        found: dict[str, Any] = {"multimodal_tokens": dict(self.media_tokens)} if self.media_tokens else {}
+        if self.block_tokens:
+            in_blocks = len(self.prompts[0]) // self.block_tokens * self.block_tokens
+            found["created_cache_tokens"] = max(0, in_blocks - details.cached_tokens)
+        return msgspec.structs.replace(usage, prompt_tokens_details=msgspec.structs.replace(details, **found))
 
 
 def _role(request: GenerationRequest) -> str:
@@ -321,7 +327,7 @@ class ChatFormat:
 
     def usage_event(self, usage: Usage) -> bytes:
         """The chunk without choices that `stream_options.include_usage` asks for."""
-        return _usage_event(self._chunk, self._with_reasoning(self._extras.with_created(usage)))
+        return _usage_event(self._chunk, self._with_reasoning(self._extras.with_details(usage)))
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         """The `chat.completion` object."""
@@ -333,7 +339,7 @@ class ChatFormat:
                 header.created_unix_s,
                 header.model,
                 listed,
-                self._with_reasoning(extras.with_created(usage)).whole(),
+                self._with_reasoning(extras.with_details(usage)).whole(),
                 prompt_logprobs=None if extras.is_batch else prompt_logprobs(choices[0].prompt_logprobs, header.text),
                 prompt_token_ids=None if extras.is_batch else extras.ids_of(_first(extras.prompts)),
                 prompt_text=extras.prompt_text,

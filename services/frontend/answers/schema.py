@@ -23,12 +23,13 @@ class PromptTokensDetails(msgspec.Struct):
     """Found in the prefix cache of the instance."""
     created_cache_tokens: int | msgspec.UnsetType | None = None
     """Of a chat: computed, and in whole blocks, so that later prompts find them there."""
-    multimodal_tokens: msgspec.UnsetType | None = None
+    multimodal_tokens: dict[str, int] | msgspec.UnsetType | None = None
+    """Of a chat with images or the like: those that stand for them, by modality."""
 
     def in_stream(self) -> "PromptTokensDetails":
         """As the last chunk of a stream says it, without what is null."""
         created = msgspec.UNSET if self.created_cache_tokens is None else self.created_cache_tokens
-        return PromptTokensDetails(self.cached_tokens, created, msgspec.UNSET)
+        return PromptTokensDetails(self.cached_tokens, created, self.multimodal_tokens or msgspec.UNSET)
 
 
 class CompletionTokensDetails(msgspec.Struct):

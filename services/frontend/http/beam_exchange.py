@@ -16,6 +16,7 @@ from services.frontend.answers.schema import PromptTokensDetails, Usage
 from services.frontend.answers.sender import AnswerSender, PieceSource
 from services.frontend.errors import bad_request
 from services.frontend.http.exchange import INSTANCE_HEADER, POLICY_HEADER, ModelExchange
+from services.frontend.media.service import MediaLoader
 from services.frontend.requests.beam_search import MAX_BEAMS, Beam, BeamSearch
 from services.frontend.requests.ended import Tokens
 from services.frontend.requests.generation import Client, generating
@@ -41,8 +42,15 @@ class BeamExchange(ModelExchange):
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
         check_beams(self._request)
         service = self._service
+        with service.media.held(service.clock() + self._left_s()) as media:
+            await self._search_with(media, sender, scope)
+
+    async def _search_with(self, media: MediaLoader, sender: AnswerSender, scope: Scope) -> None:
+        service = self._service
         request = msgspec.structs.replace(self._request, **dict.fromkeys(lost_to_beams(self._request)))
-        plan = await plan_request(request, self.request_id, self._model, service.settings.max_choices, service.threads)
+        plan = await plan_request(
+            request, self.request_id, self._model, service.settings.max_choices, service.threads, media
+        )
         client, found, cached_tokens = self._client(scope), list[Beam](), 0
         for number in range(len(plan.prompts)):
             beams, cached = await self._search(sender, plan, number, client)
@@ -132,8 +140,19 @@ def _step_plan(plan: GenerationPlan, number: int, beams: Sequence[Beam], request
     sampling.CopyFrom(whole.sampling)
     sampling.max_tokens, sampling.min_tokens, sampling.temperature, sampling.logprobs = 1, 0, 0.0, 2 * plan.n
     sampling.ClearField("prompt_logprobs")
-    prompts = tuple(Prompt([*whole.token_ids, *beam.token_ids], sampling) for beam in beams)
+    prompts = tuple(
+        Prompt([*whole.token_ids, *beam.token_ids], sampling, media=_behind(whole.media, beam.token_ids))
+        for beam in beams
+    )
     return replace(plan, request_id=request_id, prompts=prompts, n=1, ticket=b"")
+
+
+def _behind(media: request_pb2.PromptMedia | None, token_ids: Sequence[int]) -> request_pb2.PromptMedia | None:
+    """The media of a prompt that has tokens behind it."""
+    if media is None:
+        return None
+    rendered = [*media.template_token_ids, *token_ids]
+    return request_pb2.PromptMedia(items=media.items, template_token_ids=rendered, spans=media.spans)
 
 
 def _piece(request: GenerationRequest, plan: GenerationPlan, index: int, beam: Beam) -> ChoicePiece:

@@ -1,5 +1,6 @@
 """From a client's request to what the engines are asked: token ids, sampling parameters, choices."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,6 +56,17 @@ class Prompt:
     """Images and the like, of which some of `token_ids` are."""
     text: str | None = None
     """What a conversation was rendered to, where the client wants it."""
+
+    @property
+    def media_tokens(self) -> Mapping[str, int]:
+        """By modality: tokens that stand for images and the like."""
+        if self.media is None:
+            return {}
+        counts: Counter[str] = Counter()
+        modality_of = {item.media_hash: item.modality for item in self.media.items}
+        for span in self.media.spans:
+            counts[modality_of[span.media_hash]] += span.length
+        return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +168,7 @@ async def plan_chat(
     expanded: ExpandedMedia | None = None
     if parts:
         if media is None:
-            raise bad_request("A beam search takes text only.", "use_beam_search", "unsupported_parameter")
+            raise bad_request("Images, recordings and films are not taken here.", parts[0].param)
         if request.truncate_prompt_tokens is not None:
             message = "A prompt with images, recordings or films cannot be truncated."
             raise bad_request(message, "truncate_prompt_tokens", "unsupported_parameter")

@@ -8,13 +8,14 @@ effect, have none, or are refused (`unsupported`). Sampling parameters that go t
 one table of them (`sampling`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from controlplane.model.sampling import INT32_MAX
+from services.frontend.media.parts import MODALITY_OF
 from services.frontend.requests.sampling import body_fields
 from services.frontend.requests.structure import ResponseFormat, StructuredOutputs
 from services.frontend.requests.tools import ToolChoice, Tools
@@ -258,7 +259,9 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
         try:
             self.turns()
         except msgspec.ValidationError as error:
-            raise ValueError(str(error).replace("- at `$[", "- at `$.messages[")) from error
+            if not _name_types(self.messages):
+                raise ValueError(str(error).replace("- at `$[", "- at `$.messages[")) from error
+            self.__post_init__()
 
     def schemas(self) -> Iterator[dict[str, Any] | str]:
         yield from super().schemas()
@@ -269,6 +272,17 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     def turns(self) -> list[Message]:
         """The messages as far as this server knows their fields."""
         return msgspec.convert(self.messages, list[Message])
+
+
+def _name_types(messages: Sequence[dict[str, Any]]) -> bool:
+    """Give parts of messages that have no `type` that of the medium that they hold, as vLLM does. Whether there were
+    any."""
+    contents = [content for message in messages if isinstance(content := message.get("content"), list)]
+    parts = [part for content in contents for part in content if isinstance(part, dict) and "type" not in part]
+    typed = [(part, kind) for part in parts if (kind := next((each for each in MODALITY_OF if each in part), None))]
+    for part, kind in typed:
+        part["type"] = kind
+    return bool(typed)
 
 
 class BatchChatRequest(msgspec.Struct, kw_only=True):

@@ -1,6 +1,7 @@
 """From token ids back to text, a few tokens at a time and never half a character.
 
-A multi-byte character may be spread over several tokens; what is not yet a whole character is held back.
+A multi-byte character may be spread over several tokens; what is not yet a whole character is held back. Nothing is
+shown of one that an answer ends in, as `max_tokens` may have it: clients of vLLM get no U+FFFD there either.
 `ByteLevelDetokenizer` is exact and costs about a microsecond a token; `WindowDetokenizer` works with any
 tokenizer by decoding a short window twice, the way text-generation-inference does it.
 """
@@ -34,30 +35,40 @@ class Detokenizer(Protocol):
         """The text that these tokens complete."""
 
     def finish(self) -> str:
-        """What was held back, with U+FFFD for what never became a character."""
+        """What was held back, but for what never became a character."""
 
 
 class ByteLevelDetokenizer:
     """For byte-level vocabularies: every token is a fixed run of bytes."""
 
-    __slots__ = ("_bytes_of_token", "_decode")
+    __slots__ = ("_bytes_of_token", "_decode", "_held")
 
     def __init__(self, bytes_of_token: Sequence[bytes]) -> None:
         """`bytes_of_token` is indexed by token id; special tokens are empty."""
         self._bytes_of_token = bytes_of_token
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._held = ""
+        """U+FFFD for bytes that are no character, until more text comes."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete; ids beyond the vocabulary (padding rows) have no text."""
         known, size = self._bytes_of_token, len(self._bytes_of_token)
         if len(token_ids) == 1:
             token_id = token_ids[0]
-            return self._decode(known[token_id]) if token_id < size else ""
-        return self._decode(b"".join([known[token_id] for token_id in token_ids if token_id < size]))
+            text = self._decode(known[token_id]) if token_id < size else ""
+        else:
+            text = self._decode(b"".join([known[token_id] for token_id in token_ids if token_id < size]))
+        return self._hold(text) if self._held or text.endswith(REPLACEMENT) else text
 
     def finish(self) -> str:
-        """What was held back, with U+FFFD for what never became a character."""
-        return self._decode(b"", True)
+        """Nothing: what was held back never became a character."""
+        return ""
+
+    def _hold(self, text: str) -> str:
+        whole = self._held + text
+        shown = whole.rstrip(REPLACEMENT)
+        self._held = whole[len(shown) :]
+        return shown
 
 
 class WindowDetokenizer:
@@ -75,8 +86,8 @@ class WindowDetokenizer:
         return "".join([self._push_one(token_id) for token_id in token_ids])
 
     def finish(self) -> str:
-        """What was held back, with U+FFFD for what never became a character."""
-        return self._advance(self._decode(self._window))
+        """What was held back, but for what never became a character."""
+        return self._advance(self._decode(self._window)).rstrip(REPLACEMENT)
 
     def _push_one(self, token_id: int) -> str:
         self._window.append(token_id)

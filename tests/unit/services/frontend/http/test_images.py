@@ -153,10 +153,61 @@ async def test_what_no_instance_can_read_is_the_client_s_fault(checkpoint: Path)
         with pytest.raises(openai.BadRequestError, match="At most 2") as refused:
             await client.chat.completions.create(model="demo", messages=asking(CAT, DOG, CAT))
         assert refused.value.param == "messages[0].content[3].image_url"
-        for name, value in {"truncate_prompt_tokens": 5, "use_beam_search": True}.items():
-            with pytest.raises(openai.BadRequestError) as refused:
-                await client.chat.completions.create(model="demo", messages=asking(CAT), extra_body={name: value})
-            assert refused.value.param == name
+        body = {"truncate_prompt_tokens": 5}
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(model="demo", messages=asking(CAT), extra_body=body)
+        assert refused.value.param == "truncate_prompt_tokens"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_usage_tells_how_many_tokens_are_of_images(checkpoint: Path, stream: bool) -> None:
+    async with seeing(checkpoint) as (mesh, _), mesh.http() as http:
+        body = {"model": "demo", "messages": asking(CAT, CAT), "stream": stream}
+        options = {"stream_options": {"include_usage": True}} if stream else {}
+        answer = await http.post("/v1/chat/completions", json={**body, **options})
+        plain = await http.post("/v1/chat/completions", json={**body, **options, "messages": asking()})
+        spans = mesh.worker.received[0].media.spans
+    told = [
+        f'"multimodal_tokens":{{"image":{sum(span.length for span in spans)}}}' in each.text for each in (answer, plain)
+    ]
+    assert told == [True, False]
+
+
+async def test_a_part_without_a_type_is_of_the_medium_that_it_holds(checkpoint: Path) -> None:
+    async with seeing(checkpoint) as (mesh, _), mesh.http() as http:
+        messages = asking(CAT)
+        del messages[0]["content"][1]["type"]
+        answer = await http.post("/v1/chat/completions", json={"model": "demo", "messages": messages})
+        assert answer.status_code == 200, answer.text
+        assert [item.content for item in mesh.worker.received[0].media.items] == [CAT]
+        del messages[0]["content"][0]["type"]
+        refused = await http.post("/v1/chat/completions", json={"model": "demo", "messages": messages})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages[0].content[0].type")
+
+
+async def test_each_beam_has_the_images_of_its_prompt(checkpoint: Path) -> None:
+    async with mesh_of_fakes(checkpoint) as mesh, mesh.http() as http:
+        token = mesh.text.token_id("<image>")
+        assert token is not None
+        media = SimulatedMedia({"image": token}, most=2)
+
+        def follows(request: request_pb2.GenerateRequest) -> Iterable[Delta]:
+            (delta,) = tokens([70])
+            top = [request_pb2.TokenLogprob(token_id=70 + rank, logprob=-1.0 - rank) for rank in range(4)]
+            delta.logprobs.append(request_pb2.PositionLogprobs(chosen=top[0], top=top))
+            return [delta]
+
+        worker = await mesh.add_worker(follows, attributes={"media": announced(media.facts)})
+        worker.expand = media.expand
+        body = {"model": "demo", "messages": asking(CAT), "use_beam_search": True, "n": 2, "max_tokens": 3}
+        answer = await http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["choices"]) == 2
+        assert len(mesh.worker.received) > 3
+        for request in mesh.worker.received:
+            told = prompt_media(request.media)
+            assert [item.content for item in told.items] == [CAT]
+            assert media.expand(told).token_ids == tuple(request.prompt_token_ids)
 
 
 async def test_a_model_of_text_alone_says_so(model_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.frontend.text.detokenizer import MAX_PENDING_TOKENS, WindowDetokenizer
+from services.frontend.text.detokenizer import MAX_PENDING_TOKENS, REPLACEMENT, WindowDetokenizer
 from services.frontend.text.model_text import ModelText
 from tests.unit.services.frontend.checkpoints import KINDS
 
@@ -31,7 +31,7 @@ def test_the_pieces_are_the_text_of_the_whole(kind: str, text: str, cuts: list[i
     ids = model.chunked.encode(text)
     detokenizer = model.detokenizer([])
     pieces = [detokenizer.push(part) for part in cut(ids, cuts)]
-    assert "".join([*pieces, detokenizer.finish()]) == model.decode(ids)
+    assert "".join([*pieces, detokenizer.finish()]) == model.decode(ids).rstrip(REPLACEMENT)
 
 
 @given(text=texts)
@@ -42,7 +42,7 @@ def test_byte_level_text_never_holds_half_a_character(text: str) -> None:
     for token_id in model.chunked.encode(text):
         so_far += detokenizer.push([token_id])
         assert text.startswith(so_far)
-    assert so_far + detokenizer.finish() == text
+    assert so_far + detokenizer.finish() == text.rstrip(REPLACEMENT)
 
 
 @given(ids=st.lists(st.integers(0, 599), max_size=60), cuts=st.lists(st.integers(0, 60), max_size=10))
@@ -50,7 +50,20 @@ def test_arbitrary_tokens_decode_as_the_tokenizer_does(ids: list[int], cuts: lis
     model = model_text("gpt2")
     detokenizer = model.detokenizer([])
     pieces = [detokenizer.push(part) for part in cut(ids, cuts)]
-    assert "".join([*pieces, detokenizer.finish()]) == model.decode(ids)
+    assert "".join([*pieces, detokenizer.finish()]) == model.decode(ids).rstrip(REPLACEMENT)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "metaspace"])
+def test_an_answer_that_ends_within_a_character_says_nothing_of_it(kind: str) -> None:
+    model = model_text(kind)
+    smile = model.chunked.encode("🙂")
+    assert len(smile) > 1, "a character of several tokens"
+    ids = [*model.chunked.encode("so"), *smile[:-1]]
+    cut_short = model.detokenizer([])
+    assert cut_short.push(ids) + cut_short.finish() == model.decode(ids).rstrip(REPLACEMENT)
+    assert model.decode(ids).endswith(REPLACEMENT)
+    amid, longer = model.detokenizer([]), [*ids, *model.chunked.encode("x")]
+    assert amid.push(longer) + amid.finish() == model.decode(longer)
 
 
 def test_ids_beyond_the_vocabulary_have_no_text() -> None:
