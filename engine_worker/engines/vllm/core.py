@@ -279,11 +279,11 @@ class Core:
             config.model_config, config.speculative_config, config.structured_outputs_config, self._llm.tokenizer
         )
 
-    async def capture_hidden_states(self, endpoint: str, every_steps: int) -> str:
+    async def capture_hidden_states(self, endpoint: str, every_steps: int, lossless: bool) -> str:
         """See `HiddenStateExtension.penstock_capture`; the first reason of several workers. Raises EngineFailed."""
         try:
             reasons = await self._llm.collective_rpc(
-                "penstock_capture", timeout=_CALL_TIMEOUT_S, args=(endpoint, every_steps)
+                "penstock_capture", timeout=_CALL_TIMEOUT_S, args=(endpoint, every_steps, lossless)
             )
         # What vLLM raises for a call that failed has no type of its own.
         except Exception as error:

@@ -176,12 +176,13 @@ class VllmEngine(MovableByConnector[Migrations, EngineRequestState]):
         async for change in self._kv_events.changes():
             yield change
 
-    async def capture_hidden_states(self, every_steps: int) -> str:
+    async def capture_hidden_states(self, every_steps: int, lossless: bool = False) -> str:
+        """See `HiddenStateSource`. `lossless`, for a data set: the engine waits, rather than that a state is lost."""
         core, _ = self._running
         endpoint = self._endpoint("hidden-states")
         if self._hidden_states is None:
             self._hidden_states = HiddenStateStream(endpoint)
-        return await core.capture_hidden_states(endpoint, every_steps)
+        return await core.capture_hidden_states(endpoint, every_steps, lossless)
 
     async def hidden_states(self) -> AsyncIterator[HiddenStates]:
         """Yields captured states; call `capture_hidden_states` first."""

@@ -14,8 +14,9 @@ from engine_worker.engines.vllm.engine import VllmEngine
 from mesh.errors import EngineFailed
 from services.predictor.dataset import CollectedRequest, DatasetDescription, DatasetFolder
 
-LATE_S: Final = 2.0
-"""How long states of a request that has ended are waited for; what comes later is missing, and counted."""
+LATE_S: Final = 10.0
+"""How long states of a request that has ended are waited for; what comes later is missing, and counted. None is
+dropped, so only steps whose rows the engine cannot tell apart are ever missing."""
 _TICK_S: Final = 0.2
 
 
@@ -72,7 +73,7 @@ class Collector:
 
     async def run(self, present_parts: frozenset[int]) -> None:
         """Collect the parts that are not there. Raises EngineFailed."""
-        reason = await self._engine.capture_hidden_states(1)
+        reason = await self._engine.capture_hidden_states(1, lossless=True)
         if reason:
             raise EngineFailed(f"the engine gives no hidden states: {reason}")
         waiting = self._waiting(present_parts)

@@ -7,6 +7,9 @@ from weakref import WeakSet
 from engine_worker.engines.vllm.hidden_states.capture import HiddenStateCapture, capture_obstacle
 from engine_worker.engines.vllm.hidden_states.sender import HiddenStateSender, push_to
 
+_LOSSLESS_PATIENCE_S = 30.0
+"""How long a step of a lossless capture waits for the worker's process, which may be writing a gigabyte of samples."""
+
 _workers: "WeakSet[HiddenStateExtension]" = WeakSet()
 
 
@@ -27,6 +30,7 @@ class HiddenStateExtension:
     by itself, where nobody can call that, by the connector beside it."""
 
     penstock_hidden_states: HiddenStateCapture | None = None
+    penstock_sender: HiddenStateSender | None = None
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         """vLLM makes its worker, and mentions it to nobody. Names with two underscores are those that an extension may
@@ -47,13 +51,16 @@ class HiddenStateExtension:
                 batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
             )
 
-    def penstock_capture(self, endpoint: str, every_steps: int) -> str:
-        """Send every `every_steps`-th step's hidden states to `endpoint`, 0: none. Returns why not, empty if so."""
+    def penstock_capture(self, endpoint: str, every_steps: int, lossless: bool) -> str:
+        """Send every `every_steps`-th step's hidden states to `endpoint`, 0: none. Returns why not, empty if so.
+        `lossless`: steps wait for whoever receives them, rather than that any is dropped."""
         if not sees_logits():
             return ""
         reason = self.penstock_obstacle()
         if not reason:
             self.penstock_install(lambda: push_to(endpoint), every_steps)
+            if self.penstock_sender is not None:
+                self.penstock_sender.patience_s = _LOSSLESS_PATIENCE_S if lossless else 0.0
         return reason
 
     def penstock_obstacle(self) -> str:
@@ -71,8 +78,10 @@ class HiddenStateExtension:
         if self.penstock_hidden_states is None:
             if not every_steps:
                 return
-            send = HiddenStateSender(open_send).put
-            self.penstock_hidden_states = HiddenStateCapture(self._penstock_runner, every_steps, send)
+            self.penstock_sender = HiddenStateSender(open_send)
+            self.penstock_hidden_states = HiddenStateCapture(
+                self._penstock_runner, every_steps, self.penstock_sender.put
+            )
             self._penstock_layers[0].register_forward_pre_hook(self.penstock_hidden_states, with_kwargs=True)
         self.penstock_hidden_states.every_steps = every_steps
 
