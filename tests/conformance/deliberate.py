@@ -104,7 +104,7 @@ DELIBERATE = (
             ),
             (
                 r"pooling: (a chat's answer|a completion)|classes: (of a model without|vectors of none)|"
-                r"scores: of a model with several classes",
+                r"scores: (of a model with several classes|generative, a pooling model)",
                 r"status: 404 \| 400 .*",
             ),
             (r"server: (GET|POST) /(health|ping)", r"body|content_type"),
