@@ -38,8 +38,9 @@ WATCHED: Final[tuple[tuple[Any, str, str], ...]] = (
 )
 SHOWN_FRAMES: Final = 4
 
-ONCE_ON_A_MACHINE: Final = ("matplotlib/font_manager.py",)
-"""Files of libraries that may do it: the first plot on a machine lists its fonts by a process, and no later one."""
+ONCE: Final = ("matplotlib/font_manager.py", "ctypes/util.py")
+"""Files of libraries that may do it: the first plot on a machine lists its fonts by a process, and who first loads torch
+lists the machine's libraries by one. Whichever test comes first is not at fault."""
 
 
 class NotCertain(Exception):
@@ -69,7 +70,7 @@ class CertainGuard:
         def call(*arguments: Any, **named: Any) -> Any:
             if self._seen is not None and not self._seen:
                 stack = traceback.extract_stack()[:-1]
-                if not any(frame.filename.endswith(ONCE_ON_A_MACHINE) for frame in stack):
+                if not any(frame.filename.endswith(ONCE) for frame in stack):
                     self._seen.append(f"{what}:\n{''.join(traceback.format_list(stack[-SHOWN_FRAMES:]))}")
             return watched(*arguments, **named)
 
