@@ -57,6 +57,10 @@ class SimulatedKvFabric:
         """See `KvFabric.staleness`: simulated devices are never made anew."""
         return ""
 
+    async def jam(self) -> str:
+        """See `KvFabric.jam`: simulated connections share nothing."""
+        return ""
+
     def obstacle(self) -> str:
         """See `KvFabric.obstacle`."""
         return ""

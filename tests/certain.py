@@ -39,8 +39,8 @@ WATCHED: Final[tuple[tuple[Any, str, str], ...]] = (
 SHOWN_FRAMES: Final = 4
 
 ONCE: Final = ("matplotlib/font_manager.py", "ctypes/util.py")
-"""Files of libraries that may do it: the first plot on a machine lists its fonts by a process, and who first loads torch
-lists the machine's libraries by one. Whichever test comes first is not at fault."""
+"""Files of libraries that may do it: the first plot on a machine lists its fonts by a process, and whoever loads torch
+lists the machine's libraries by one. The test that comes first is not at fault."""
 
 
 class NotCertain(Exception):

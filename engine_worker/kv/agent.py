@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 from engine_worker.kv.connection import Connection, PeerAddress
@@ -85,7 +86,7 @@ class KvTransferAgent:
         self._reopened = 0
         self._rejected = 0
         self._doubt = asyncio.Event()
-        """A peer could not be reached: look whether that is our fault."""
+        """A peer could not be reached or was lost: look whether that is our fault, or has done us harm."""
         self._watching: asyncio.Task[None] | None = None
         self._pulls = 0
         self._failed_pulls = 0
@@ -229,24 +230,31 @@ class KvTransferAgent:
             await fabric.close()
 
     async def _watch(self) -> None:
-        """Look at the fabric every `probe_s`, and after each failed attempt to connect; open it anew where that helps,
-        after pauses that double while it fails."""
+        """Look at the fabric every `probe_s`, and in doubt at once; open it anew where that helps, after pauses that
+        double while it fails."""
         probe_s = self._settings.probe_s
+        doubted_s = -inf
         backoff = Backoff(2 * probe_s, max(2 * probe_s, LONGEST_PAUSE_S))
         pause_s = probe_s
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._doubt.wait()
-            if self._doubt.is_set():
-                self._doubt.clear()
+            if in_doubt := self._doubt.is_set():
                 # Peers that are gone are doubted with each request for them: once in a while is enough.
-                await self._clock.sleep(min(DOUBT_S, probe_s))
+                wait_s = doubted_s + probe_s - self._clock.now_s()
+                await self._clock.sleep(max(min(DOUBT_S, probe_s), wait_s))
+                self._doubt.clear()
+                doubted_s = self._clock.now_s()
             pause_s = probe_s
             if self._fabric is not None and self._note_obstacle(self._fabric.obstacle()):
                 continue
             staleness = self._fabric.staleness() if self._fabric is not None else self._obstacle
-            if staleness and not await self._reopen(staleness):
+            patience_s = self._settings.reopen_s
+            if in_doubt and self._fabric is not None and not staleness:
+                # What peers of this machine are sending is stuck, and would be waited for in vain.
+                staleness, patience_s = await self._fabric.jam(), 0.0
+            if staleness and not await self._reopen(staleness, patience_s):
                 pause_s = backoff.next_s()
             else:
                 backoff.reset()
@@ -260,12 +268,12 @@ class KvTransferAgent:
         self._obstacle = obstacle
         return bool(obstacle)
 
-    async def _reopen(self, staleness: str) -> bool:
-        """Whether the agent can be reached again."""
+    async def _reopen(self, staleness: str, patience_s: float) -> bool:
+        """Whether the agent can be reached again. Transfers under way are given `patience_s` to end."""
         log.warning("the KV transfer agent is opened anew", extra={"reason": staleness})
         self._obstacle = f"the KV transfer agent is being opened anew: {staleness}"
         waited_s = 0.0
-        while self._fabric is not None and self._is_moving and waited_s < self._settings.reopen_s:
+        while self._fabric is not None and self._is_moving and waited_s < patience_s:
             await self._clock.sleep(self._settings.probe_s)
             waited_s += self._settings.probe_s
         await self._close_fabric("the agent is opened anew")
@@ -410,7 +418,8 @@ class KvTransferAgent:
         self._sessions.pop(peer, None)
 
     def _closed(self, connection: Connection) -> None:
-        self._open.pop(connection, None)
+        if self._open.pop(connection, None) is not None:
+            self._doubt.set()
 
     def _serve(self, session: Session, serving: ServedPull) -> None:
         reason = session.connection.refusal or self._refusal(session.connection, serving.request)

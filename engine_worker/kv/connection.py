@@ -123,14 +123,17 @@ class Connection:
 
     async def _within(self, timeout_s: float, greeting: Coroutine[None, None, None]) -> None:
         # A future of UCX must not be cancelled, so the time-out closes the endpoint, which ends them.
-        timer = asyncio.get_running_loop().call_later(timeout_s, self.cut, f"no answer within {timeout_s:g} s")
+        too_late = f"no answer within {timeout_s:g} s"
+        timer = asyncio.get_running_loop().call_later(timeout_s, self.cut, too_late)
         try:
             await greeting
         except ConnectionError as error:
-            timed_out = self.is_cut
+            was_cut = self.is_cut
             self.cut(str(error))
-            if timed_out:
-                raise DeadlineExceeded(f"the KV agent at {self.peer_name} gave {self.reason}; is it hung?") from error
+            if self.reason == too_late:
+                raise DeadlineExceeded(f"the KV agent at {self.peer_name} gave {too_late}; is it hung?") from error
+            if was_cut:
+                raise self.lost() from error
             raise PeerUnavailable(f"the KV agent at {self.peer_name} cannot be reached ({error})") from error
         except (ProtocolViolation, KvTransferRefused) as error:
             self.cut(str(error))

@@ -54,6 +54,10 @@ class KvFabric(Protocol):
     def staleness(self) -> str:
         """Why a fabric that is made now would reach peers that this one does not; empty if it would not."""
 
+    async def jam(self) -> str:
+        """Why a fabric that is made now would hear peers that this one does not; empty if it would not. Costs
+        milliseconds of CPU: to be asked in doubt."""
+
     def obstacle(self) -> str:
         """Why no fabric of this process reaches new peers any more; empty if one can. Connections go on."""
 

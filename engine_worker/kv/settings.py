@@ -47,9 +47,10 @@ class KvTransferSettings:
     silent_beats: int = 8
     """A peer that was silent for so many beats is taken for lost: 2 s, which a busy machine does not need."""
     probe_s: float = 1.0
-    """How often the agent looks whether it can still be reached; after a failed attempt to connect it looks at once."""
+    """How often the agent looks whether it can still be reached; when it has lost a peer, or could not connect to one,
+    it looks at once."""
     reopen_s: float = 5.0
-    """How long transfers under way are given before an agent that cannot be reached is opened anew."""
+    """How long transfers under way are given before an agent that new peers cannot reach is opened anew."""
     max_connections: int = 256
     """Connections with other agents, both directions together."""
     checksums: bool = False

@@ -42,6 +42,12 @@ def ucx_environment(device: Device, *, has_rdma: bool) -> dict[str, str]:
     return variables
 
 
+def shared_memory_transports(transports: str) -> list[str]:
+    """Those that several peers send through at once, of what `UCX_TLS` allows."""
+    allowed = set(transports.split(","))
+    return [name for name in ("posix", "sysv") if allowed & {name, "mm", "sm", "shm", "all"}]
+
+
 def load_ucx(device: Device, environ: MutableMapping[str, str] = os.environ) -> ModuleType:
     """UCX's Python binding. Raises `ConfigurationError` if it is not installed.
 

@@ -23,11 +23,18 @@ from engine_worker.kv.fabric import KvEndpoint, KvFabric
 from engine_worker.kv.listening import move_listener
 from engine_worker.kv.memory import Buffer
 from engine_worker.kv.settings import KvTransferSettings
-from engine_worker.kv.ucx_environment import load_ucx
+from engine_worker.kv.ucx_environment import load_ucx, shared_memory_transports
 from mesh.errors import ConfigurationError, PeerUnavailable
 
 log = logging.getLogger(__name__)
 
+_JAM_S: Final = 0.5
+"""How long a message of a process to itself, which takes microseconds, is waited for."""
+_JAM_TURN_S: Final = 0.005
+_JAM_TURNS: Final = 50
+"""As many at least, because on a busy machine one may take half a second."""
+_JAM_TAG: Final = 0
+"""The key of a connection is drawn, and 0 with a chance of 2**-44."""
 ABANDONED_S: Final = 1.0
 """After an endpoint was closed. UCX ends what it was doing within milliseconds, or not at all."""
 
@@ -119,6 +126,42 @@ class UcxWorker:
 
     def staleness(self) -> str:
         return changes(self._devices, ipv4_devices(self._used_devices))
+
+    async def jam(self) -> str:
+        """See `KvFabric.jam`. All that a machine's peers send to a process goes through one queue of shared memory (of
+        each kind): a peer takes a place in it, then fills it. One that is killed in between leaves a place that is
+        never filled, and UCX (1.21) reads no further, for ever. Another worker of this process sends a message
+        the same way, to see whether it arrives."""
+        for transport in shared_memory_transports(os.environ.get("UCX_TLS", "all")):
+            if not await self._arrives_by(transport):
+                return f"nothing arrives through shared memory ({transport}) since a peer died while it sent"
+        return ""
+
+    async def _arrives_by(self, transport: str) -> bool:
+        ucx, loop = self.ucx.libucxx, self._loop
+        try:
+            context = ucx.UCXContext({"TLS": transport})
+            sender = ucx.UCXWorker(context, enable_delayed_submission=False, enable_python_future=False)
+            address = ucx.UCXAddress.create_from_worker(self._worker)
+            endpoint = ucx.UCXEndpoint.create_from_worker_address(sender, address, True)
+        except self.ucx.exceptions.UCXError:
+            return True  # there is no such memory on this machine, or no room in it, so no peer uses it
+        message, tag = self.array_type(bytearray(1)), self.ucx.types.Tag(_JAM_TAG)
+        ends_s, turns = loop.time() + _JAM_S, 0
+        try:
+            endpoint.tag_send(message, tag)
+            while loop.time() < ends_s or turns < _JAM_TURNS:
+                sender.progress()
+                self._worker.progress()
+                if self._worker.tag_probe(tag).matched:
+                    self._worker.tag_recv(message, tag)
+                    return True
+                await asyncio.sleep(_JAM_TURN_S)
+                turns += 1
+            return False
+        finally:
+            endpoint.close_blocking(period=10**8, max_attempts=1)
+            self.wake()
 
     def obstacle(self) -> str:
         """See `KvFabric`. UCX (1.19, 1.20) reads the routes of all devices at its first connection, by their indices,

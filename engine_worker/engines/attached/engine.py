@@ -227,7 +227,7 @@ class AttachedEngine(MovableByConnector[AttachedMoves, AttachedRequest]):
         await self._unless_immovable(moves, moves.start(model.name, limits))
 
     def _left(self, request_id: str) -> None:
-        self._load.ended(request_id)
+        self._load.ended(request_id, self._clock.now_s())
 
     def _check(self, request: EngineRequest) -> None:
         limits, abilities = self._limits, self._abilities
@@ -272,7 +272,7 @@ class AttachedEngine(MovableByConnector[AttachedMoves, AttachedRequest]):
         if running.is_aborted:
             self._end(running, FinishReason.ABORT)
         else:
-            self._load.ended(running.request_id)
+            self._load.ended(running.request_id, self._clock.now_s())
             self._begin(running)
 
     async def _serve(self, running: AttachedRequest) -> None:
@@ -381,7 +381,7 @@ class AttachedEngine(MovableByConnector[AttachedMoves, AttachedRequest]):
         if self._requests.get(running.request.request_id) is not running:
             return False
         del self._requests[running.request.request_id]
-        self._load.ended(running.request.request_id)
+        self._load.ended(running.request.request_id, self._clock.now_s())
         if self._moves is not None:
             self._moves.exports.ended(running)
         return True

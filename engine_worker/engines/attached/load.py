@@ -4,11 +4,18 @@ The metrics come every quarter of a second and count the requests of other clien
 once, and knows only the mesh's. So the account counts the mesh's requests, and the metrics what is there besides.
 """
 
+from collections import deque
 from dataclasses import dataclass
+from typing import Final
 
 from controlplane.model.instance import LoadReport
 from controlplane.model.token_intervals import TokenIntervals
 from engine_worker.engines.attached.wire import ServerMetrics
+
+COUNTED_AFTER_S: Final = 0.1
+"""A request that has ended may be in metrics that are asked for so long after it: vLLM sends the last token first, and
+counts then."""
+_RECENT_ENDS: Final = 4096
 
 
 @dataclass(slots=True)
@@ -29,6 +36,7 @@ class AttachedLoad:
         self._metrics = ServerMetrics()
         self._foreign = 0
         """Requests of others, by the latest metrics."""
+        self._ends_s: deque[float] = deque(maxlen=_RECENT_ENDS)
         self._generated_tokens = 0
         self._prefilled_tokens = 0
         self._finished = 0
@@ -51,15 +59,22 @@ class AttachedLoad:
             self._step_ms = (now_ms - account.token_ms) / tokens
         account.token_ms = now_ms
 
-    def ended(self, request_id: str) -> None:
+    def ended(self, request_id: str, now_s: float) -> None:
         """A request is over."""
         del self._accounts[request_id]
         self._finished += 1
+        self._ends_s.append(now_s)
 
     def measured(self, metrics: ServerMetrics) -> None:
-        """The server's metrics were read."""
+        """The server's metrics were read. Whether a request of ours that has just come or gone is in them is not known,
+        so others have as many as before where that fits."""
         self._metrics = metrics
-        self._foreign = max(0, metrics.running_requests + metrics.waiting_requests - len(self._accounts))
+        told = metrics.running_requests + metrics.waiting_requests
+        while self._ends_s and self._ends_s[0] < metrics.asked_s - COUNTED_AFTER_S:
+            self._ends_s.popleft()
+        least = told - len(self._accounts) - len(self._ends_s)
+        most = told - sum(account.token_ms is not None for account in self._accounts.values())
+        self._foreign = max(0, min(max(self._foreign, least), most))
 
     def report(self) -> LoadReport:
         """The load now."""

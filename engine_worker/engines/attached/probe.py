@@ -119,11 +119,12 @@ class MetricsReader:
         if self._answer is None or (self._answer.done() and now_s - self._asked_s >= self._fresh_s):
             self._asked_s = now_s
             self._answer = asyncio.create_task(self._ask(), name="metrics")
+        asked_s = self._asked_s
         text = await asyncio.shield(self._answer)
         self._latest_text = text if isinstance(text, str) else ""
         if isinstance(text, ServerLost):
             raise text
-        return None if text is None else parse_metrics(text, core)
+        return None if text is None else replace(parse_metrics(text, core), asked_s=asked_s)
 
     async def _ask(self) -> str | ServerLost | None:
         try:

@@ -100,6 +100,8 @@ class ServerMetrics:
     """That it has; 0 where it does not say."""
     started_s: float = 0.0
     """When its process began, in Unix time: another one is another life of it."""
+    asked_s: float = 0.0
+    """When it was asked for them, by the clock of the worker."""
 
 
 def served_models(content: bytes) -> tuple[ServedModel, ...]:

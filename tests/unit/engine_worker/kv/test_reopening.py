@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine_worker.kv.agent import LONGEST_PAUSE_S, KvTransferAgent
+from engine_worker.kv.agent import DOUBT_S, LONGEST_PAUSE_S, KvTransferAgent
 from engine_worker.kv.connection import PeerAddress
 from engine_worker.kv.devices import Device, changes, ipv4_devices, lost
 from engine_worker.kv.fabric import KvEndpoint, KvListener
@@ -29,6 +29,8 @@ class Machine:
     def __init__(self) -> None:
         self.devices = "first"
         self.obstacle = ""
+        self.jam = ""
+        self.asked_for_jams_s: list[float] = []
         self.refuses = ""
         self.taken: set[int] = set()
         self.refused_s: list[float] = []
@@ -46,6 +48,7 @@ class Fabric:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._devices = machine.devices
+        self._number = len(machine.fabrics)
         self.port = 0
         self.closed = False
 
@@ -60,6 +63,10 @@ class Fabric:
 
     def staleness(self) -> str:
         return "" if self._devices == self._machine.devices else "the network device eth0 was made anew"
+
+    async def jam(self) -> str:
+        self._machine.asked_for_jams_s.append(asyncio.get_running_loop().time())
+        return self._machine.jam if self._number == 0 else ""
 
     def obstacle(self) -> str:
         return self._machine.obstacle
@@ -154,6 +161,38 @@ async def test_a_failed_attempt_to_connect_is_looked_into_at_once(machine: Machi
         await agent.pull(PeerAddress("there", 1), "m", [0], [0], WAIT_S)
     await until(agent, lambda status: bool(status.obstacle))
     await agent.stop()
+
+
+def test_a_jam_is_looked_for_in_doubt_and_not_for_each_request(machine: Machine) -> None:
+    async def a_minute() -> None:
+        agent = await started(machine, probe_s=1.0)
+        await asyncio.sleep(30.0)
+        assert not machine.asked_for_jams_s
+        for _ in range(300):
+            with pytest.raises(PeerUnavailable):
+                await agent.pull(PeerAddress("there", 1), "m", [0], [0], WAIT_S)
+            await asyncio.sleep(0.1)
+        await agent.stop()
+
+    VirtualLoop().run(a_minute())
+    assert 25 <= len(machine.asked_for_jams_s) <= 30
+    assert machine.asked_for_jams_s[0] == pytest.approx(30.0 + DOUBT_S)
+
+
+def test_a_jammed_fabric_is_replaced(machine: Machine) -> None:
+    async def look() -> AgentStatus:
+        agent = await started(machine, probe_s=1.0)
+        machine.jam = "a peer died as it sent"
+        with pytest.raises(PeerUnavailable):
+            await agent.pull(PeerAddress("there", 1), "m", [0], [0], WAIT_S)
+        await asyncio.sleep(10.0)
+        status = await agent.status()
+        await agent.stop()
+        return status
+
+    status = VirtualLoop().run(look())
+    assert (status.reopened_total, status.obstacle, status.port) == (1, "", 7001)
+    assert [fabric.closed for fabric in machine.fabrics] == [True, True]
 
 
 ETH, OTHER = Device(2, "10.0.0.1", is_up=True), Device(9, "10.0.0.1", is_up=True)
