@@ -30,7 +30,7 @@ class HiddenStateSource(Protocol):
         empty if it can."""
 
     def hidden_states(self) -> AsyncIterator[HiddenStates]:
-        """Yields what was captured, in order. One consumer only; one that lags loses the oldest."""
+        """Yields what was captured, in order. One consumer only; one that lags loses some."""
 
 
 def has_hidden_states(engine: Engine) -> TypeGuard[HiddenStateSource]:

@@ -16,6 +16,7 @@ COUNTED_AFTER_S: Final = 0.1
 """A request that has ended may be in metrics that are asked for so long after it: vLLM sends the last token first, and
 counts then."""
 _RECENT_ENDS: Final = 4096
+"""At most so many ends between two polls are remembered: with more, others look busier until the next one."""
 
 
 @dataclass(slots=True)

@@ -52,7 +52,7 @@ class ScoringTranslator:
         return b""
 
     def end(self) -> bytes:
-        """Nothing."""
+        """Nothing: see `event`."""
         return b""
 
     def failed(self, error: dict[str, Any], *, streamed: bool) -> bytes:

@@ -18,7 +18,7 @@ from services.frontend.http.exchange import (
     WITHOUT_EFFECT_HEADER,
 )
 from services.frontend.http.openapi import document
-from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER
+from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER, id_headers, new_request_id
 from services.frontend.http.routes_batch import batch_routes
 from services.frontend.http.routes_console import Console, console_routes
 from services.frontend.http.routes_generate import generation_routes
@@ -76,17 +76,24 @@ def create_app(service: CascadeService, loader: AdapterLoader, console: Console 
         known = getattr(request.scope.get("route"), "path", "unknown")
         metrics.requests.labels("", known, str(status)).inc()
 
+    def refusal(request: Request, error: ApiError) -> Response:
+        """It has ids, also where the request was refused before it had one."""
+        count(request, error.status)
+        ids = id_headers(
+            request.headers.get(REQUEST_ID_HEADER), new_request_id("refused", None, service.frontend.entropy)
+        )
+        error.headers = {**ids, **error.headers}
+        return error_response(error)
+
     async def on_api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        count(request, error.status)
-        return error_response(error)
+        return refusal(request, error)
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         """Unknown paths and methods, in OpenAI's form like any other error."""
         assert isinstance(error, HTTPException)
-        count(request, error.status_code)
         message = f"{error.detail}: {request.method} {request.url.path}"
-        return error_response(ApiError(error.status_code, message, headers=error.headers or {}))
+        return refusal(request, ApiError(error.status_code, message, headers=error.headers or {}))
 
     async def on_disconnect(request: Request, error: Exception) -> Response:
         """The client left while sending its body: nobody sees this answer."""

@@ -102,6 +102,8 @@ class Exchange(Response, ABC):
         """The model's chat template goes through the parts of a message."""
         self.knows_tools = True
         """Prompts of the model have a place for tools."""
+        self.tool_parser = ""
+        """The model's."""
         self.max_tokens: int | None = None
         """Of the longest answer that there may be, once it is known."""
 
@@ -247,6 +249,7 @@ class ModelExchange(Exchange):
         self.others: Sequence[GenerationRequest] | None = None
         """Further conversations of a batch, each of which gets a choice behind that of the first; None: it is none."""
         self.sampling_defaults = model.sampling_defaults
+        self.tool_parser = model.tool_call_parser
         if (template := model.text.template) is not None:
             self.reads_parts = template.takes_parts
             self.knows_tools = (model.text.tool_template or template).knows_tools

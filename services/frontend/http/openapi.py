@@ -104,19 +104,19 @@ def generation_docs(request_schema: str, answer_schema: str) -> dict[str, Any]:
 
 
 def body_docs(request_schemas: tuple[str, ...], answer_schema: str, description: str) -> dict[str, Any]:
-    """Keyword arguments of a route that takes one of these bodies and answers at once."""
+    """Keyword arguments of a route that takes one of these bodies, or none, and answers at once."""
     docs = answer_docs(answer_schema, description, *_REFUSALS)
-    schemas = [{"$ref": _REF.format(name=name)} for name in request_schemas]
-    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    body = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return {**docs, "openapi_extra": {"requestBody": body, "security": [{"apiKey": []}, {}]}}
+    extra: dict[str, Any] = {"security": [{"apiKey": []}, {}]}
+    if request_schemas:
+        schemas = [{"$ref": _REF.format(name=name)} for name in request_schemas]
+        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return {**docs, "openapi_extra": extra}
 
 
-def text_docs(request_schema: str | None, description: str) -> dict[str, Any]:
-    """Keyword arguments of a route that takes this body, or none, and answers in a sentence."""
-    docs = body_docs((request_schema or "Error",), "Error", description)
-    if request_schema is None:
-        del docs["openapi_extra"]["requestBody"]
+def text_docs(description: str, *request_schemas: str) -> dict[str, Any]:
+    """Keyword arguments of an operator's route that takes one of these bodies, or none, and answers in a sentence."""
+    docs = body_docs(request_schemas, "Error", description)
     docs["responses"][200]["content"] = {"text/plain": {"schema": {"type": "string"}}}
     docs["responses"][403] = {"description": "The key is not an operator's", "content": _json("Error")}
     return docs

@@ -26,3 +26,9 @@ def new_request_id(prefix: str, given: str | None, entropy: Entropy, param: str 
             "invalid_value",
         )
     return f"{prefix}-{given}-{entropy.token_hex(4)}"
+
+
+def id_headers(given: str | None, request_id: str) -> dict[str, str]:
+    """The headers of an answer that say its ids. `given`: by the client, any text; `request_id`: the mesh's."""
+    told = request_id if given is None or not _SAFE.fullmatch(given) else given
+    return {REQUEST_ID_HEADER: told, MESH_ID_HEADER: request_id}

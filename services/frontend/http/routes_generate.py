@@ -19,7 +19,7 @@ from services.frontend.http.exchange import Exchange, ModelExchange
 from services.frontend.http.load_header import FORMAT_HEADER
 from services.frontend.http.openapi import generation_docs, resume_docs
 from services.frontend.http.raw_route import RawRoute
-from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER, new_request_id
+from services.frontend.http.request_ids import REQUEST_ID_HEADER, id_headers, new_request_id
 from services.frontend.http.resume_exchange import EVENTS_PATH, ResumeExchange, seen_tokens
 from services.frontend.requests.adoption import Adoption
 from services.frontend.requests.api_keys import ApiKey
@@ -101,7 +101,12 @@ async def accept_body(
         request.priority = allowed_priority(key, request.priority)
         exchange = await _exchange(service, request, request_id, key, arrived_s)
         exchange.told_id = given or request_id
-        without: list[str] = without_effect(request, reads_parts=exchange.reads_parts, knows_tools=exchange.knows_tools)
+        without: list[str] = without_effect(
+            request,
+            reads_parts=exchange.reads_parts,
+            knows_tools=exchange.knows_tools,
+            tool_parser=exchange.tool_parser,
+        )
         exchange.without_effect = [*ignored, *unknown, *without]
         exchange.traceparent = _traceparent(http)
         exchange.load_format = http.headers.get(FORMAT_HEADER, "")
@@ -110,8 +115,7 @@ async def accept_body(
         return exchange
     except ApiError as error:
         request_id = request_id or new_request_id(id_prefix, None, frontend.entropy)
-        told_id = request_id if error.param == REQUEST_ID_HEADER else given or request_id
-        error.headers = {**error.headers, REQUEST_ID_HEADER: told_id, MESH_ID_HEADER: request_id}
+        error.headers = {**error.headers, **id_headers(given, request_id)}
         raise
 
 

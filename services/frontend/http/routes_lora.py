@@ -38,7 +38,7 @@ def lora_routes(frontend: FrontendService, loader: AdapterLoader) -> APIRouter:
     router = APIRouter(tags=["LoRA adapters"])
     is_allowed = allows_updates(frontend.settings.allow_runtime_lora_updating, os.environ)
 
-    @router.post("/v1/load_lora_adapter", **text_docs("LoadAdapterBody", "That it is loaded"))
+    @router.post("/v1/load_lora_adapter", **text_docs("That it is loaded", "LoadAdapterBody"))
     async def load_lora_adapter(request: Request) -> Response:
         """Load an adapter into all workers of its base model, and announce it as a model."""
         who = await _check_operator(frontend, request, is_allowed=is_allowed)
@@ -46,7 +46,7 @@ def lora_routes(frontend: FrontendService, loader: AdapterLoader) -> APIRouter:
         refused = await _load(frontend, loader, who, body)
         return _said(f"Success: LoRA adapter '{body.lora_name}' added successfully.{refused}", unknown)
 
-    @router.post("/v1/unload_lora_adapter", **text_docs("UnloadAdapterBody", "That it is gone"))
+    @router.post("/v1/unload_lora_adapter", **text_docs("That it is gone", "UnloadAdapterBody"))
     async def unload_lora_adapter(request: Request) -> Response:
         """Announce an adapter no more; what it answers goes on to its end."""
         who = await _check_operator(frontend, request, is_allowed=is_allowed)
@@ -54,7 +54,7 @@ def lora_routes(frontend: FrontendService, loader: AdapterLoader) -> APIRouter:
         await _unload(frontend, loader, who, body.lora_name)
         return _said(f"Success: LoRA adapter '{body.lora_name}' removed successfully.", unknown)
 
-    @router.post("/adapters", **text_docs("RegisterAdapterBody", "That it is loaded"))
+    @router.post("/adapters", **text_docs("That it is loaded", "RegisterAdapterBody"))
     async def register_adapter(request: Request) -> Response:
         """Load an adapter, as SageMaker asks for it."""
         who = await _check_operator(frontend, request, is_allowed=is_allowed)
@@ -67,7 +67,7 @@ def lora_routes(frontend: FrontendService, loader: AdapterLoader) -> APIRouter:
         name = request.headers.get(ALIAS_HEADER) or body.name
         return _said(f"Adapter {name} registered{refused and '.' + refused}", [*unknown, *body.without_effect()])
 
-    @router.delete("/adapters/{adapter_name}", **text_docs(None, "That it is gone"))
+    @router.delete("/adapters/{adapter_name}", **text_docs("That it is gone"))
     async def unregister_adapter(request: Request) -> Response:
         """Unload an adapter, as SageMaker asks for it."""
         who = await _check_operator(frontend, request, is_allowed=is_allowed)

@@ -18,7 +18,7 @@ from services.frontend.http.body import decode_leniently, timely_body
 from services.frontend.http.exchange import CLIENT_CLOSED_REQUEST, without_effect_header
 from services.frontend.http.openapi import body_docs
 from services.frontend.http.raw_route import RawRoute
-from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER, new_request_id
+from services.frontend.http.request_ids import REQUEST_ID_HEADER, id_headers, new_request_id
 from services.frontend.placement.pooler import Vectors
 from services.frontend.pooling import cohere
 from services.frontend.pooling.call import PoolingCall
@@ -268,8 +268,7 @@ async def _answer(
             frontend.spent(key, answer.prompt_tokens)
     except ApiError as error:
         request_id = request_id or new_request_id(id_prefix, None, frontend.entropy)
-        told_id = request_id if error.param == REQUEST_ID_HEADER else given or request_id
-        error.headers = {**error.headers, REQUEST_ID_HEADER: told_id, MESH_ID_HEADER: request_id}
+        error.headers = {**error.headers, **id_headers(given, request_id)}
         raise
     status = CLIENT_CLOSED_REQUEST if answer is None else 200
     asked = Asked(request_id, model.name, http.url.path, "" if key is None else key.name, arrived_s)
@@ -282,8 +281,7 @@ async def _answer(
         frontend.metrics.disconnects.inc()
         return Response(status_code=status)
     ignored = [*unknown, *_without_effect(body)]
-    ids = {REQUEST_ID_HEADER: given or request_id, MESH_ID_HEADER: request_id}
-    headers = {**answer.headers, **ids, **without_effect_header(ignored)}
+    headers = {**answer.headers, **id_headers(given, request_id), **without_effect_header(ignored)}
     return Response(answer.content, media_type=answer.media_type, headers=headers)
 
 

@@ -49,11 +49,16 @@ CALL_FORMATS: Final[Mapping[str, CallFormat]] = MappingProxyType(
 """By the names of the tool parsers that frontends have."""
 
 
+def keeps_strict(tools: Sequence[Tool], tool_parser: str) -> bool:
+    """Whether calls are made to fit, because a tool is strict."""
+    return tool_parser in CALL_FORMATS and any(tool.function.strict for tool in tools)
+
+
 def strict_structure(tools: Sequence[Tool], tool_parser: str) -> str:
     """What engines are told; empty: no tool is strict. Raises ApiError (400) if it is too long."""
-    form = CALL_FORMATS.get(tool_parser)
-    if form is None or not any(tool.function.strict for tool in tools):
+    if not keeps_strict(tools, tool_parser):
         return ""
+    form = CALL_FORMATS[tool_parser]
     tags = [
         {"type": "tag", "begin": begin(tool.function.name), "content": _content(tool.function, form), "end": end}
         for tool in tools

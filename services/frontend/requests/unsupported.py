@@ -14,6 +14,8 @@ from services.frontend.requests.schema import (
     SamplingFields,
     TextPart,
 )
+from services.frontend.requests.strict_tools import keeps_strict
+from services.frontend.requests.tools import Tool
 from services.frontend.text.chat_template import TAKEN
 
 RESERVED_ARGUMENTS = frozenset(("kv_transfer_params", "ec_transfer_params"))
@@ -47,21 +49,30 @@ MAX_TOLD = 32
 """Of the names that a client has given, which are of any number and length."""
 
 
-def without_effect(request: SamplingFields, *, reads_parts: bool = False, knows_tools: bool = True) -> list[str]:
+def without_effect(
+    request: SamplingFields, *, reads_parts: bool = False, knows_tools: bool = True, tool_parser: str = ""
+) -> list[str]:
     """Parameters that the client has given and that change nothing here. `reads_parts`: the chat template goes through
     the parts of a message, and may know fields of theirs that nobody else does; `knows_tools`: it has a place for
-    tools."""
+    tools. `tool_parser`: the model's, which may have calls of strict tools checked without such a place."""
     names = [name for name in _WITHOUT_EFFECT if getattr(request, name, None) is not None]
     if request.length_penalty not in (None, 1.0) and not request.use_beam_search:
         names.append("length_penalty")
     if isinstance(request, CompletionRequest) and request.best_of not in (None, request.n or 1):
         names.append("best_of")
     if isinstance(request, ChatCompletionRequest):
-        if request.tools and not knows_tools and request.tool_choice in (None, "auto", "none"):
+        if request.tools and not knows_tools and not _shape_calls(request, request.tools, tool_parser):
             names.append("tools")
         if not reads_parts:
             names += _fields_of_parts(request)
     return [*names, *(name for name in lost_to_beams(request) if name not in names)]
+
+
+def _shape_calls(request: ChatCompletionRequest, tools: Sequence[Tool], tool_parser: str) -> bool:
+    """What the model writes is made a call of one of the tools, whether or not its prompt names them."""
+    if request.tool_choice in (None, "auto"):
+        return keeps_strict(tools, tool_parser)
+    return request.tool_choice != "none"
 
 
 def lost_to_beams(request: SamplingFields) -> list[str]:

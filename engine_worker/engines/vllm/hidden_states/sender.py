@@ -16,7 +16,7 @@ from engine_worker.engines.vllm.hidden_states.message import CapturedStates
 log = logging.getLogger(__name__)
 
 _WAITING_STEPS = 16
-"""Captured steps that may wait for the sender; more are dropped, because newer ones are worth more."""
+"""Captured steps that may wait for the sender. Where there is no room, the next step's rows wait or are dropped."""
 _WAITING_MESSAGES = 64
 
 

@@ -50,6 +50,28 @@ async def test_an_id_that_needs_quoting_is_refused(model_path: Path, wrong: str)
     assert answer.headers["x-request-id"].startswith("cmpl-")
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/generative_scoring", {"model": "nobody"}, 400),
+        ("/v1/chat/completions/batch", {"model": "demo"}, 400),
+        ("/v1/responses", {"model": "demo", "input": [{"role": 3}]}, 400),
+        ("/tokenize", {"model": "nobody", "prompt": "x"}, 404),
+        ("/v1/nowhere", {}, 404),
+    ],
+)
+async def test_what_is_refused_at_once_has_ids_too(
+    model_path: Path, path: str, body: dict[str, object], status: int
+) -> None:
+    async with mesh_of_fakes(model_path, lambda _: tokens([70], [1])) as mesh, mesh.http() as http:
+        for name, told in (("order-66", "order-66"), ("a b", None), (None, None)):
+            answer = await http.post(path, json=body, headers={} if name is None else {"x-request-id": name})
+            assert answer.status_code == status, answer.text
+            ids = [answer.headers["x-request-id"], answer.headers["x-penstock-request-id"]]
+            assert ids[0] == (told or ids[1])
+            assert ids[1] != name
+
+
 @given(st.text(max_size=200))
 def test_any_header_gives_a_safe_id_or_a_refusal(given_id: str) -> None:
     try:

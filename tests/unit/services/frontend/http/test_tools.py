@@ -182,14 +182,17 @@ async def test_a_template_without_a_place_for_tools_takes_them_and_says_so(tmp_p
     named = {"type": "function", "function": {"name": "now"}}
     async with saying(tmp_path, "Hm", tool_call_parser="hermes") as mesh, mesh.http() as http:
         prompts, told = set[tuple[int, ...]](), list[str | None]()
-        for choice in (None, "auto", "none", "required", named):
-            fields = {} if choice is None else {"tools": [NOW], "tool_choice": choice}
+        strict = {"type": "function", "function": {**NOW["function"], "strict": True}}
+        asked: list[dict[str, Any]] = [{}, {"tools": [strict]}, {"tools": [strict], "tool_choice": "none"}]
+        asked += [{"tools": [NOW], "tool_choice": choice} for choice in ("auto", "none", "required", named)]
+        for fields in asked:
             answer = await http.post("/v1/chat/completions", json={"model": "demo", "messages": USER, **fields})
             assert answer.status_code == 200, answer.text
             prompts.add(tuple(mesh.worker.received[-1].prompt_token_ids))
             told.append(answer.headers.get("x-penstock-without-effect"))
     assert len(prompts) == 1
-    assert told == [None, "tools", "tools", None, None], "a call that is made sure of fits its schema all the same"
+    shaped = "a call that is made sure of, or checked because its tool is strict, fits its schema all the same"
+    assert told == [None, None, "tools", "tools", "tools", None, None], shaped
 
 
 async def test_earlier_calls_are_told_to_the_template_as_objects(checkpoint: Path) -> None:
