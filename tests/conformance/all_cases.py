@@ -4,6 +4,7 @@ from tests.conformance.adapter_cases import CASES as ADAPTER_CASES
 from tests.conformance.case import Case
 from tests.conformance.chat_cases import CASES as CHAT_CASES
 from tests.conformance.completion_cases import CASES as COMPLETION_CASES
+from tests.conformance.decision_cases import CASES as DECISION_CASES
 from tests.conformance.image_cases import CASES as IMAGE_CASES
 from tests.conformance.messages_cases import CASES as MESSAGES_CASES
 from tests.conformance.other_cases import RESPONSES_CASES, SERVER_CASES, TOKENIZER_CASES
@@ -22,5 +23,6 @@ CASES: list[Case] = [
     *RENDERING_CASES,
     *ADAPTER_CASES,
     *IMAGE_CASES,
+    *DECISION_CASES,
     *POOLING_CASES,
 ]

@@ -48,9 +48,9 @@ DELIBERATE = (
         "what is taken",
         "several answers of a greedy request, `max_tokens: 0` (the prompt is computed), beams as a stream, a message "
         "without a model where there is one, a body of another content type: clients of OpenAI's send them. In "
-        "/invocations the `model`, in whose place vLLM takes the one that it was started with, and more than 20 labels "
-        "of an item. Of pooling "
-        "models texts beside tokens, several chats, documents in other servers' forms, and all that a model can do",
+        "/invocations the `model`, in whose place vLLM takes the one that it was started with, more than 20 labels of "
+        "an item, and decisions of every kind of model that has a token for each label (vLLM: 501). Of pooling models "
+        "texts beside tokens, several chats, documents in other servers' forms, and all that a model can do",
         (
             (
                 r"(chat|completions): n(, streamed| and prompts| of greedy)?|completions: beam search, streamed|"
@@ -58,6 +58,7 @@ DELIBERATE = (
                 r"status: 400 .* \| 200",
             ),
             (r"scores: generative, many labels|chat: images, a flat url", r"status: 400 .* \| 200"),
+            (r"decisions: another kind of model", r"status: 501 .* \| 200"),
             (r"server: adapters, invocations", r"body\.(model|choices\[\]\.message\.content)"),
             (
                 r"(embeddings|pooling): (texts and tokens|encoding_format null)|(pooling|classes): several chats|"

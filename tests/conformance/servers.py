@@ -17,6 +17,7 @@ import httpx
 from tests.conformance.made_models import LOADED, MODELS, make_adapted, make_toolless
 from tests.in_time import eventually
 from tests.mesh.running_mesh import RunningMesh, free_port
+from tests.vllm.deciding_model import make_decider
 from tests.vllm.thinking_model import SWITCH, make_thinker
 from tests.vllm.tiny_bert import make_tiny_bert
 from tests.vllm.tiny_images import make_tiny_idefics
@@ -103,6 +104,7 @@ SERVED: Mapping[str, Served] = MappingProxyType(
                 for word in ("--engine-arg", each)
             ),
         ),
+        "decides": Served(make_decider, PROMPT_DETAILS, ()),
         "eyes": Served(make_tiny_idefics, PROMPT_DETAILS, ()),
         "vectors": _pooling("embed"),
         "tokens": _pooling("embed", "token_embed"),

@@ -31,7 +31,7 @@ def streamed(*chunks: str, done: bool = True) -> Answer:
 def test_cases_have_names_of_their_own() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
     generation = {"chat", "completions", "responses", "messages", "tokenizer", "server"}
-    assert {case.subject for case in CASES} == generation | {"embeddings", "pooling", "classes", "scores"}
+    assert {case.subject for case in CASES} == generation | {"embeddings", "pooling", "classes", "scores", "decisions"}
     assert {case.served for case in CASES} == set(SERVED)
 
 

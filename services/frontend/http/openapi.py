@@ -6,6 +6,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from services.frontend.answers.decisions import Decisions
 from services.frontend.answers.schema import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -30,6 +31,7 @@ from services.frontend.pooling.schema import (
     ScoreRequest,
 )
 from services.frontend.requests.adapter_schema import LoadAdapterBody, RegisterAdapterBody, UnloadAdapterBody
+from services.frontend.requests.decision_schema import DecisionRequest
 from services.frontend.requests.messages_schema import CountTokensRequest, MessagesRequest, TokenCount
 from services.frontend.requests.responses_schema import ResponsesRequest
 from services.frontend.requests.schema import BatchChatRequest, ChatCompletionRequest, CompletionRequest, Message
@@ -73,6 +75,8 @@ _DOCUMENTED: Final = (
     RegisterAdapterBody,
     ScoringRequest,
     GenerativeScores,
+    DecisionRequest,
+    Decisions,
 )
 _REFUSALS: Final = {
     400: "The request is wrong; `param` names the culprit",

@@ -12,7 +12,7 @@ from services.frontend.errors import bad_request
 from services.frontend.requests.models import ServedModel
 from services.frontend.requests.schema import CacheSalt, TokenId
 
-_AS_IT_IS: Final = {"temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
+AS_IT_IS: Final = {"temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
 """The model's own distribution, whatever its generation_config.json says: engines may be set to tell logprobs behind
 these (`logprobs_mode`)."""
 
@@ -67,7 +67,7 @@ def completion_body(request: ScoringRequest, model: str, prompts: list[list[int]
     """The completion of one token behind each prompt, with the logprobs of the labels."""
     given = {name: getattr(request, name) for name in ("cache_salt", "priority", "request_id")}
     return {
-        **_AS_IT_IS,
+        **AS_IT_IS,
         "model": model,
         "prompt": prompts,
         "max_tokens": 1,

@@ -55,6 +55,8 @@ class ModelText:
         self.pad_token_id: int | None = None
         self.has_segments = False
         """Segment ids say to the model which text of a pair a token belongs to (BERT's kind)."""
+        self.added_token_ids: frozenset[int] = frozenset(tokenizer.get_added_tokens_decoder())
+        """Tokens beside the vocabulary that texts are split at: what begins and ends turns, and the like."""
         self.vocabulary_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @classmethod

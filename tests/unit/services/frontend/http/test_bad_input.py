@@ -312,7 +312,7 @@ async def test_the_openapi_document_is_complete(http: httpx.AsyncClient) -> None
     told |= {"/tokenize", "/detokenize", "/v1/embeddings", "/classify", "/pooling", "/score", "/v1/score"}
     told |= {"/rerank", "/v1/rerank", "/v2/rerank", "/v1/messages", "/v1/messages/count_tokens"}
     told |= {"/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel"}
-    told |= {"/v2/embed", "/v1/chat/completions/batch", "/invocations", "/generative_scoring"}
+    told |= {"/v2/embed", "/v1/chat/completions/batch", "/invocations", "/generative_scoring", "/v1/systemone"}
     told |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/adapters", "/adapters/{adapter_name}"}
     assert set(document["paths"]) == {CHAT, COMPLETIONS, resume} | told
     for path in (CHAT, COMPLETIONS):
