@@ -25,6 +25,17 @@ def make_toolless(path: Path) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps({**about_tokens, "chat_template": NO_TOOLS}))
 
 
+def make_unmarked(path: Path) -> None:
+    """demo-large whose tokenizer puts nothing before a text, as those of most models of today."""
+    shutil.copytree(MODELS / "demo-large", path)
+    for name, change in (
+        ("tokenizer.json", {"post_processor": None}),
+        ("tokenizer_config.json", {"add_bos_token": False}),
+    ):
+        fields = json.loads((path / name).read_text())
+        (path / name).write_text(json.dumps({**fields, **change}))
+
+
 def make_adapted(path: Path) -> None:
     """demo-small, whose answers random adapters change, and adapters in the folder that it is in."""
     shutil.copytree(MODELS / "demo-small", path)

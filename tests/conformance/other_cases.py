@@ -1,5 +1,6 @@
 """Responses, the tokenizer's paths, models and what else a server says of itself, and pooling."""
 
+from dataclasses import replace
 from typing import Any
 
 from tests.conformance.case import METRICS, RESPONSES, Case
@@ -12,8 +13,9 @@ ASKED = "Add 4991 and 6299."
 
 def response(name: str, **fields: Any) -> Case:
     """A greedy response of a few tokens; a field that is `...` is left out."""
-    body = {"model": "demo-large", "input": ASKED, "max_output_tokens": 12, "temperature": 0} | fields
-    return Case(f"responses: {name}", RESPONSES, {key: value for key, value in body.items() if value is not ...})
+    body = {"model": "unmarked", "input": ASKED, "max_output_tokens": 12, "temperature": 0} | fields
+    given = {key: value for key, value in body.items() if value is not ...}
+    return Case(f"responses: {name}", RESPONSES, given, served="unmarked")
 
 
 def of_model(subject: str, name: str, path: str, model: str = "demo-large", **fields: Any) -> Case:
@@ -27,19 +29,32 @@ def get(subject: str, path: str, **others: Any) -> Case:
 
 TEXT_PARTS = [{"role": "user", "content": [{"type": "input_text", "text": ASKED}]}]
 PRIOR = [{"role": "user", "content": "Add 1 and 2."}, {"role": "assistant", "content": "3"}, *ADD]
-ITEMS = [
-    {"role": "user", "content": "Add 1 and 2."},
-    {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"sum": 3}'},
-    {"type": "function_call_output", "call_id": "call_1", "output": "3"},
-    *ADD,
-]
+CALL = {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"sum": 3}'}
+OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "3"}
+ITEMS = [{"role": "user", "content": "Add 1 and 2."}, CALL, OUTPUT, *ADD]
+SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I add them."}]}
+THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+CUSTOM_CALL = {"type": "custom_tool_call", "call_id": "call_2", "name": "patch", "input": 'a "b"\n'}
+CUSTOM_OUTPUT = {
+    "type": "custom_tool_call_output",
+    "call_id": "call_2",
+    "output": [{"type": "input_text", "text": "ok"}],
+}
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"}
+CUSTOM_TOOL = {"type": "custom", "name": "patch", "description": "Takes a patch."}
+NAMESPACE = {
+    "type": "namespace",
+    "name": "sums",
+    "description": "Sums.",
+    "tools": [{"type": "function", "name": "add", "parameters": SUM, "strict": None}],
+}
 
 
 def events_of(which: str, behind: str) -> Case:
     """Of a response that was streamed, read again."""
     streamed = response("background, streamed", background=True, stream=True)
     path = f"/v1/responses/{{id}}?stream=true{behind}"
-    return Case(f"responses: background, events {which}", path, method="GET", after=streamed)
+    return Case(f"responses: background, events {which}", path, method="GET", after=streamed, served="unmarked")
 
 
 RESPONSES_CASES = [
@@ -55,6 +70,19 @@ RESPONSES_CASES = [
     response("input of parts", input=TEXT_PARTS),
     response("input of turns", input=PRIOR),
     response("input of calls", input=ITEMS),
+    response(
+        "input of parts, two",
+        input=[{"role": "user", "content": [*TEXT_PARTS[0]["content"], *TEXT_PARTS[0]["content"]]}],
+    ),
+    response("input of a turn that says and calls", input=[*ADD, THOUGHT, SAID, CALL, OUTPUT]),
+    response("input of a turn that calls twice", input=[*ADD, CALL, {**CALL, "call_id": "call_3"}, OUTPUT]),
+    response("input of what was thought", input=[*ADD, THOUGHT, SAID, *ADD]),
+    response("input of what was thought, encrypted", input=[*ADD, {**THOUGHT, "encrypted_content": "x"}]),
+    response("input of a call in a namespace", input=[*ADD, {**CALL, "namespace": "sums"}, OUTPUT]),
+    response("input of a custom call", input=[*ADD, CUSTOM_CALL, CUSTOM_OUTPUT], tools=[CUSTOM_TOOL]),
+    response("input of an answer to go on with", input=[*ADD, {**SAID, "status": "in_progress"}]),
+    response("input of an answer cut short", input=[*ADD, {**SAID, "status": "incomplete"}]),
+    response("input of an answer that is complete", input=[*ADD, {**SAID, "status": "completed"}]),
     response("input of an unknown kind", input=[{"type": "telepathy"}]),
     response("instructions", instructions="Be brief."),
     response("seed", seed=7),
@@ -111,6 +139,20 @@ RESPONSES_CASES = [
     response("tools required", tools=[FLAT_TOOL], tool_choice="required", max_output_tokens=60),
     response("tools required, streamed", tools=[FLAT_TOOL], tool_choice="required", max_output_tokens=60, stream=True),
     response("tools named", tools=[FLAT_TOOL], tool_choice={"type": "function", "name": "add"}, max_output_tokens=60),
+    response("tools of a namespace", tools=[NAMESPACE]),
+    response("tools of a namespace, named", tools=[NAMESPACE], tool_choice={"type": "function", "name": "sums__add"}),
+    response("tools of a namespace, named alone", tools=[NAMESPACE], tool_choice={"type": "function", "name": "add"}),
+    response("tools custom", tools=[CUSTOM_TOOL]),
+    response("tools custom, named", tools=[CUSTOM_TOOL], tool_choice={"type": "custom", "name": "patch"}),
+    response("tools custom, required, streamed", tools=[CUSTOM_TOOL], tool_choice="required", stream=True),
+    response("tools custom, of a grammar", tools=[{**CUSTOM_TOOL, "format": GRAMMAR}]),
+    response("tools named that are not there", tools=[FLAT_TOOL], tool_choice={"type": "function", "name": "sub"}),
+    response("tools of the server's named", tools=[FLAT_TOOL], tool_choice={"type": "file_search"}),
+    response(
+        "tools allowed",
+        tools=[FLAT_TOOL],
+        tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "add"}]},
+    ),
     response("tools none", tools=[FLAT_TOOL], tool_choice="none"),
     response("tools empty", tools=[]),
     *(
@@ -129,17 +171,20 @@ RESPONSES_CASES = [
     response("background, streamed", background=True, stream=True),
     response("background, of an unknown model", background=True, model="nobody"),
     response("background, too long", background=True, input="a " * 5000),
+    replace(response("of a tokenizer that marks", model="demo-large"), served="demo-large"),
     Case(
         "responses: background, at its end",
         "/v1/responses/{id}",
         method="GET",
         after=response("background", background=True),
         until_ended=True,
+        served="unmarked",
     ),
     Case(
         "responses: background, cancelled",
         "/v1/responses/{id}/cancel",
         after=response("background", background=True, max_output_tokens=2000, ignore_eos=True),
+        served="unmarked",
     ),
     events_of("again", ""),
     events_of("behind the third", "&starting_after=2"),
@@ -150,10 +195,10 @@ RESPONSES_CASES = [
     response("max_output_tokens 0", max_output_tokens=0),
     response("max_output_tokens negative", max_output_tokens=-1),
     response("temperature 3", temperature=3),
-    get("responses", "/v1/responses/resp_nobody"),
-    get("responses", "/v1/responses/{id}", after=response("kept")),
-    Case("responses: cancel of an unknown one", "/v1/responses/resp_nobody/cancel"),
-    Case("responses: cancel of an ended one", "/v1/responses/{id}/cancel", after=response("kept")),
+    get("responses", "/v1/responses/resp_nobody", served="unmarked"),
+    get("responses", "/v1/responses/{id}", after=response("kept"), served="unmarked"),
+    Case("responses: cancel of an unknown one", "/v1/responses/resp_nobody/cancel", served="unmarked"),
+    Case("responses: cancel of an ended one", "/v1/responses/{id}/cancel", after=response("kept"), served="unmarked"),
 ]
 
 TOKENIZER_CASES = [

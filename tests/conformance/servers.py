@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from tests.conformance.made_models import LOADED, MODELS, make_adapted, make_toolless
+from tests.conformance.made_models import LOADED, MODELS, make_adapted, make_toolless, make_unmarked
 from tests.in_time import eventually
 from tests.mesh.running_mesh import RunningMesh, free_port
 from tests.vllm.deciding_model import make_decider
@@ -77,6 +77,11 @@ SERVED: Mapping[str, Served] = MappingProxyType(
     {
         "demo-large": Served(
             "demo-large",
+            ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", *PROMPT_DETAILS, *NO_ANY_WHITESPACE),
+            ("--tool-call-parser", "hermes"),
+        ),
+        "unmarked": Served(
+            make_unmarked,
             ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", *PROMPT_DETAILS, *NO_ANY_WHITESPACE),
             ("--tool-call-parser", "hermes"),
         ),

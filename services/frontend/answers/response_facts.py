@@ -68,6 +68,8 @@ def _text_facts(body: ResponsesRequest) -> dict[str, Any] | None:
 
 def _tool_facts(tool: dict[str, Any]) -> dict[str, Any]:
     facts = _with_nulls(tool, _TOOL_FACTS.get(tool.get("type", ""), ()))
+    if tool.get("type") == "namespace" and isinstance(tool.get("tools"), list):
+        facts["tools"] = [_tool_facts(inner) if isinstance(inner, dict) else inner for inner in tool["tools"]]
     if isinstance(tool.get("container"), dict):
         facts["container"] = _with_nulls(tool["container"], _CONTAINER_FACTS)
     return facts

@@ -6,8 +6,10 @@ from typing import Any, Final
 import msgspec
 
 from services.frontend.answers.sse import encode
+from services.frontend.requests.responses_tools import CalledTool, CustomTextReader, called_tools, custom_text
 
 _UNFINISHED: Final = "in_progress"
+_CALLS: Final = ("function_call", "custom_tool_call")
 
 Keep = Callable[[bytes, dict[str, Any]], None]
 """Is given the whole response and the assistant's turn in it."""
@@ -35,7 +37,12 @@ class ResponsesTranslator:
         self._output: list[dict[str, Any]] = []
         """Items, the last one open while the answer is being written."""
         self._is_open = False
-        self._calls = -1
+        self._call_index = -1
+        self._called = called_tools(facts.get("tools") or ())
+        self._calls: list[dict[str, Any]] = []
+        """Those of the answer, as a chat has them."""
+        self._custom_text = CustomTextReader()
+        """Of the call that is being written."""
         self._finish = "stop"
         self._usage: dict[str, Any] | None = None
         self._model = model
@@ -60,11 +67,10 @@ class ResponsesTranslator:
             item["content"][0]["logprobs"] = logprobs
             self._output.append(item)
         for call in message.get("tool_calls") or ():
-            function = call["function"]
-            item = self._new_item("function_call", function["arguments"], call["id"], function["name"])
-            self._output.append(item)
+            self._output.append(self._new_call(call["id"], call["function"]["name"], call["function"]["arguments"]))
         for item in self._output:  # vLLM's reading: what it thought before it answered has no status, but in a stream
-            item["status"] = None if item["type"] == "reasoning" else self._item_status()
+            if "status" in item:
+                item["status"] = None if item["type"] == "reasoning" else self._item_status()
         return self._finished()
 
     def event(self, chunk: dict[str, Any]) -> bytes:
@@ -132,14 +138,24 @@ class ResponsesTranslator:
 
     def _call(self, call: dict[str, Any]) -> bytes:
         body, function = b"", call.get("function") or {}
-        if not self._is_open or self._output[-1]["type"] != "function_call" or call["index"] != self._calls:
-            self._calls = call["index"]
-            body = self._open(self._new_item("function_call", "", call.get("id") or "", function.get("name") or ""))
+        if not self._is_open or self._output[-1]["type"] not in _CALLS or call["index"] != self._call_index:
+            self._call_index = call["index"]
+            body, self._custom_text = self._close(), CustomTextReader()
+            body += self._open(self._new_call(call.get("id") or "", function.get("name") or "", ""))
         arguments = function.get("arguments") or ""
-        if arguments:
-            self._output[-1]["arguments"] += arguments
-            body += self._event("response.function_call_arguments.delta", {**self._place(), "delta": arguments})
-        return body
+        if not arguments:
+            return body
+        self._calls[-1]["function"]["arguments"] += arguments
+        item = self._output[-1]
+        if item["type"] == "custom_tool_call":
+            return body + self._custom_delta(self._custom_text.add(arguments))
+        item["arguments"] += arguments
+        return body + self._event("response.function_call_arguments.delta", {**self._place(), "delta": arguments})
+
+    def _custom_delta(self, added: str) -> bytes:
+        if not added:
+            return b""
+        return self._event("response.custom_tool_call_input.delta", {**self._place(), "delta": added})
 
     def _open(self, item: dict[str, Any]) -> bytes:
         closed = self._close()
@@ -158,9 +174,14 @@ class ResponsesTranslator:
             return b""
         self._is_open = False
         item = self._output[-1]
-        item["status"] = self._item_status()
+        if "status" in item:
+            item["status"] = self._item_status()
         place, body = self._place(), b""
-        if item["type"] == "function_call":
+        if item["type"] == "custom_tool_call":
+            body = self._custom_delta(self._custom_text.end())
+            item["input"] = self._custom_text.text
+            body += self._event("response.custom_tool_call_input.done", {**place, "input": item["input"]})
+        elif item["type"] == "function_call":
             done = {**place, "name": item["name"], "arguments": item["arguments"]}
             body = self._event("response.function_call_arguments.done", done)
         else:
@@ -172,26 +193,27 @@ class ResponsesTranslator:
             body += self._event("response.content_part.done", {**place, "content_index": 0, "part": part})
         return body + self._event("response.output_item.done", {"output_index": place["output_index"], "item": item})
 
-    def _new_item(self, kind: str, text: str, call_id: str = "", name: str = "") -> dict[str, Any]:
-        number = len(self._output)
-        own = self._id.partition("_")[2]
-        if kind == "function_call":
-            return {
-                "type": kind,
-                "id": f"fc_{own}_{number}",
-                "call_id": call_id,
-                "name": name,
-                "arguments": text,
-                "status": _UNFINISHED,
-            }
+    def _new_call(self, call_id: str, name: str, arguments: str) -> dict[str, Any]:
+        self._calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
+        tool = self._called.get(name, CalledTool(name))
+        item = {"call_id": call_id, "name": tool.name, "namespace": tool.namespace, "async": None, "caller": None}
+        if tool.is_custom:
+            return {"type": "custom_tool_call", "id": self._item_id("ctc"), "input": custom_text(arguments), **item}
+        item |= {"arguments": arguments, "status": _UNFINISHED}
+        return {"type": "function_call", "id": self._item_id("fc"), **item}
+
+    def _item_id(self, prefix: str) -> str:
+        return f"{prefix}_{self._id.partition('_')[2]}_{len(self._output)}"
+
+    def _new_item(self, kind: str, text: str) -> dict[str, Any]:
         if kind == "reasoning":
             content = [{"type": "reasoning_text", "text": text}]
-            item = {"type": kind, "id": f"rs_{own}_{number}", "summary": [], "content": content}
+            item = {"type": kind, "id": self._item_id("rs"), "summary": [], "content": content}
             return {**item, "encrypted_content": None, "status": _UNFINISHED}
         part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": [], "logprobs": None}
         return {
             "type": kind,
-            "id": f"msg_{own}_{number}",
+            "id": self._item_id("msg"),
             "role": "assistant",
             "content": [part],
             "status": _UNFINISHED,
@@ -206,17 +228,8 @@ class ResponsesTranslator:
     def _turn(self) -> dict[str, Any]:
         """The answer as a chat message, for the responses that go on with it."""
         texts = [item["content"][0]["text"] for item in self._output if item["type"] == "message"]
-        calls = [
-            {
-                "id": item["call_id"],
-                "type": "function",
-                "function": {"name": item["name"], "arguments": item["arguments"]},
-            }
-            for item in self._output
-            if item["type"] == "function_call"
-        ]
         turn: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
-        return {**turn, "tool_calls": calls} if calls else turn
+        return {**turn, "tool_calls": self._calls} if self._calls else turn
 
     def _response(self, status: str) -> dict[str, Any]:
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None

@@ -7,6 +7,13 @@ from msgspec import Meta
 
 from controlplane.model.sampling import INT32_MAX
 from services.frontend.errors import bad_request
+from services.frontend.requests.responses_tools import (
+    chat_tool_choice,
+    chat_tools,
+    custom_arguments,
+    flat_name,
+    uncallable,
+)
 
 Item = dict[str, Any]
 Included = Literal[
@@ -34,7 +41,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     """POST /v1/responses"""
 
     input: str | Annotated[list[Item], Meta(min_length=1, max_length=4096)]
-    """What the user says, or items: messages, function calls and their outputs, reasoning (left out)."""
+    """What the user says, or items: messages, reasoning, calls of functions and custom tools, and their outputs."""
     model: Annotated[str, Meta(max_length=256)] = ""
     """May be left out where there is one model."""
     instructions: str | None = None
@@ -112,7 +119,8 @@ _SAME_IN_CHATS: Final = (
     *("ec_transfer_params", "cache_salt", "request_id", "session_id", "watermarking", "service_tier"),
     *("safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
 )
-_MEDIA_PARTS: Final = ("input_image", "input_audio")
+_TEXT_PARTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_UNFINISHED: Final = ("in_progress", "incomplete")
 
 
 def new_messages(request: ResponsesRequest) -> list[dict[str, Any]]:
@@ -124,26 +132,34 @@ def new_messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     for index, item in enumerate(request.input):
         where = f"input[{index}]"
         match item.get("type", "message"):
+            case "message" if item.get("role") == "assistant":
+                _add_to_turn(messages, "content", _text(item.get("content"), f"{where}.content"))
             case "message":
                 messages.append(_message(item, where))
-            case "function_call":
+            case "function_call" | "custom_tool_call":
                 _add_call(messages, item, where)
-            case "function_call_output":
-                output = _text(item.get("output"), f"{where}.output")
+            case "function_call_output" | "custom_tool_call_output":
+                output = _content(item.get("output"), f"{where}.output")
                 messages.append({"role": "tool", "tool_call_id": _string(item, "call_id", where), "content": output})
             case "reasoning":
-                continue
+                _add_to_turn(messages, "reasoning", _reasoning(item, where))
             case other:
                 raise bad_request(f"Items of type `{other}` cannot be served.", where)
-    if not messages:
-        raise bad_request("`input` must hold a message.", "input")
     return messages
+
+
+def continues_last(request: ResponsesRequest) -> bool:
+    """Whether the answer goes on with the last item, a message that is not complete."""
+    last: Item = request.input[-1] if isinstance(request.input, list) else {}
+    return last.get("type", "message") in ("message", "reasoning") and last.get("status") in _UNFINISHED
 
 
 def chat_body(request: ResponsesRequest, messages: list[dict[str, Any]]) -> dict[str, Any]:
     """The chat completion's body; `messages`: the whole conversation. Raises ApiError (400)."""
     instructions = [{"role": "system", "content": request.instructions}] if request.instructions else []
-    functions = [_tool(tool) for tool in request.tools or () if tool.get("type") == "function"]
+    tools = request.tools or []
+    functions = chat_tools(tools)
+    choice = chat_tool_choice(request.tool_choice, tools)
     given = {
         "model": request.model or None,
         "max_tokens": request.max_output_tokens,
@@ -151,7 +167,7 @@ def chat_body(request: ResponsesRequest, messages: list[dict[str, Any]]) -> dict
         "reasoning_effort": (request.reasoning or {}).get("effort"),
         "verbosity": request.text.verbosity if request.text else None,
         "tools": functions or None,
-        "tool_choice": _tool_choice(request.tool_choice) if functions or request.tool_choice != "auto" else None,
+        "tool_choice": choice if functions or choice != "auto" else None,
         "response_format": _format(request.text.format) if request.text and request.text.format else None,
     }
     given |= {name: getattr(request, name) for name in _SAME_IN_CHATS}
@@ -161,6 +177,8 @@ def chat_body(request: ResponsesRequest, messages: list[dict[str, Any]]) -> dict
         given |= {"return_token_ids": True, "return_prompt_text": True}
     body: dict[str, Any] = {"messages": [*instructions, *messages]}
     body |= {name: value for name, value in given.items() if value is not None}
+    if continues_last(request):
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
     # In the background a stream is read all the same where it can be: only streams go on at another frontend.
     if request.stream or (request.background and not request.enable_response_messages):
         body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -176,34 +194,53 @@ def _message(item: Item, where: str) -> dict[str, Any]:
     return {"role": role, "content": _content(item.get("content"), f"{where}.content")}
 
 
-def _add_call(messages: list[dict[str, Any]], item: Item, where: str) -> None:
-    """Calls that follow each other are of one turn."""
-    function = {"name": _string(item, "name", where), "arguments": _string(item, "arguments", where)}
-    call = {"id": _string(item, "call_id", where), "type": "function", "function": function}
-    if messages and messages[-1].get("tool_calls"):
-        messages[-1]["tool_calls"].append(call)
+def _turn(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The assistant's turn that items which follow each other are of."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def _add_to_turn(messages: list[dict[str, Any]], name: str, text: str) -> None:
+    """A turn says, and thinks, one thing: with a second one the next turn begins."""
+    turn = _turn(messages)
+    if name in turn:
+        messages.append({"role": "assistant", name: text})
     else:
-        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        turn[name] = text
+
+
+def _add_call(messages: list[dict[str, Any]], item: Item, where: str) -> None:
+    name = _string(item, "name", where)
+    if item["type"] == "custom_tool_call":
+        arguments = custom_arguments(_string({"input": "", **item}, "input", where))
+    else:
+        arguments = _string(item, "arguments", where)
+    if item.get("namespace") is not None:
+        name = flat_name(_string(item, "namespace", where), name)
+    call = {
+        "id": _string(item, "call_id", where),
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+    _turn(messages).setdefault("tool_calls", []).append(call)
+
+
+def _reasoning(item: Item, where: str) -> str:
+    """What was thought, or its summary."""
+    if item.get("encrypted_content"):
+        raise bad_request("Encrypted reasoning cannot be read here.", f"{where}.encrypted_content")
+    for name in ("content", "summary"):
+        if parts := item.get(name):
+            return _text(parts[:1] if isinstance(parts, list) else parts, f"{where}.{name}")
+    return ""
 
 
 def without_effect(request: ResponsesRequest) -> list[str]:
     """Parameters that change nothing here and have no place in a chat completion, such as tools of OpenAI's own."""
-    names = [f"tools[{index}]" for index, tool in enumerate(request.tools or ()) if tool.get("type") != "function"]
+    names = [f"tools[{index}]" for index in uncallable(request.tools or [])]
     names += [f"include[{index}]" for index, each in enumerate(request.include or ()) if each != LOGPROBS]
     return [*names, "max_tool_calls"] if request.max_tool_calls is not None else names
-
-
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    function = {
-        name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None
-    }
-    return {"type": "function", "function": function}
-
-
-def _tool_choice(choice: str | dict[str, Any] | None) -> Any:
-    if isinstance(choice, dict):
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return choice
 
 
 def _format(form: dict[str, Any]) -> dict[str, Any]:
@@ -214,11 +251,10 @@ def _format(form: dict[str, Any]) -> dict[str, Any]:
 
 
 def _content(content: Any, where: str) -> Any:
-    """A text, or parts as a chat message has them where an image is among them."""
-    parts: list[Any] = content if isinstance(content, list) else []
-    if not any(isinstance(part, dict) and part.get("type") in _MEDIA_PARTS for part in parts):
+    """A text, or parts as a chat message has them."""
+    if not isinstance(content, list):
         return _text(content, where)
-    return [_part(part, f"{where}[{index}]") for index, part in enumerate(parts)]
+    return [_part(part, f"{where}[{index}]") for index, part in enumerate(content)]
 
 
 def _part(part: Any, where: str) -> dict[str, Any]:
@@ -230,7 +266,7 @@ def _part(part: Any, where: str) -> dict[str, Any]:
         case "input_audio":
             return {"type": "input_audio", "input_audio": part.get("input_audio")}
         case _:
-            return {"type": "text", "text": _text([part], where)}
+            return {"type": "text", "text": _part_text(part, where)}
 
 
 def _text(content: Any, where: str) -> str:
@@ -238,13 +274,15 @@ def _text(content: Any, where: str) -> str:
         return content
     if not isinstance(content, list):
         raise bad_request(f"`{where}` must be a text or a list of parts.", where, "invalid_value")
-    texts = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("input_text", "output_text", "text") or not isinstance(part.get("text"), str):
-            raise bad_request(f"Parts of type `{kind}` cannot be served; send text.", f"{where}[{index}]")
-        texts.append(part["text"])
-    return "\n".join(texts)
+    return "\n".join(_part_text(part, f"{where}[{index}]") for index, part in enumerate(content))
+
+
+def _part_text(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("text") if kind in _TEXT_PARTS else part.get("refusal") if kind == "refusal" else None
+    if not isinstance(text, str):
+        raise bad_request(f"Parts of type `{kind}` cannot be served; send text.", where)
+    return text
 
 
 def _string(item: Item, name: str, where: str) -> str:
