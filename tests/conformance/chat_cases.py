@@ -49,6 +49,15 @@ CALLED = [
     {"role": "tool", "tool_call_id": "call_1", "content": "11290"},
 ]
 
+
+def called(arguments: Any, **fields: Any) -> list[dict[str, Any]]:
+    """A conversation in which a function was called so; a field that is `...` is left out."""
+    function = {"name": "add", "arguments": arguments, **fields}
+    function = {name: value for name, value in function.items() if value is not ...}
+    asked, turn, answer = CALLED
+    return [asked, {**turn, "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}, answer]
+
+
 CASES = [
     *both("plain"),
     *both("no limit", max_tokens=..., messages=said("Add 1 and 2.")),
@@ -278,6 +287,22 @@ CASES = [
         max_tokens=60,
     ),
     chat("an earlier call", messages=CALLED),
+    *(
+        chat(f"an earlier call, {name}", messages=called(arguments))
+        for name, arguments in (
+            ("cut short", '{"sum": 7'),
+            ("of no object", "[7]"),
+            ("of a number", "7"),
+            ("of null", "null"),
+            ("of an object", {"sum": 7}),
+            ("of a list", [7]),
+            ("empty", ""),
+            ("without arguments", ...),
+            ("with null", None),
+        )
+    ),
+    chat("an earlier call without a name", messages=called("{}", name=...)),
+    chat("an earlier call with a field of no meaning", messages=called("{}", mood="good")),
     chat("tools that wait", tools=[{"type": "function", "function": TOOL["function"], "defer_loading": True}]),
     chat("an earlier call, tools", messages=CALLED, tools=[TOOL]),
     chat("functions", functions=[TOOL["function"]]),

@@ -47,14 +47,16 @@ DELIBERATE = (
     Deliberate(
         "what is taken",
         "several answers of a greedy request, `max_tokens: 0` (the prompt is computed), beams as a stream, a message "
-        "without a model where there is one, a body of another content type: clients of OpenAI's send them. In "
-        "/invocations the `model`, in whose place vLLM takes the one that it was started with, more than 20 labels of "
-        "an item, and decisions of every kind of model that has a token for each label (vLLM: 501). Of pooling models "
-        "texts beside tokens, several chats, documents in other servers' forms, and all that a model can do",
+        "without a model where there is one, a body of another content type, arguments of an earlier call as an object "
+        "or not at all: clients of OpenAI's send them. In /invocations the `model`, in whose place vLLM takes the one "
+        "that it was started with, more than 20 labels of an item, and decisions of every kind of model that has a "
+        "token for each label (vLLM: 501). Of pooling models texts beside tokens, several chats, documents in other "
+        "servers' forms, and all that a model can do",
         (
             (
                 r"(chat|completions): n(, streamed| and prompts| of greedy)?|completions: beam search, streamed|"
-                r"completions: max_tokens 0|messages: model missing|chat: a text's content type",
+                r"completions: max_tokens 0|messages: model missing|chat: a text's content type|"
+                r"chat: an earlier call, (of an object|without arguments|with null)",
                 r"status: 400 .* \| 200",
             ),
             (r"scores: generative, many labels|chat: images, a flat url", r"status: 400 .* \| 200"),
@@ -117,21 +119,26 @@ DELIBERATE = (
         "calls or writes arguments that fit nothing",
         (
             (
-                r"(chat|responses|messages): (tools (required|named|any|strict|and response_format)|"
-                r"no place for tools, (required|named|any|one)).*",
+                r"(chat|responses|messages): (tools (required|named|any|strict|and response_format).*|"
+                r"tools (of a namespace, named|custom, (named|required)).*|"
+                r"no place for tools, (required|named|any|one).*)",
                 r"body\.(choices|output|content|usage|events|order|stop_reason|status|incomplete_details).*",
             ),
         ),
     ),
     Deliberate(
         "a response's prompt",
-        "begins once: vLLM 0.32 puts the token that begins a sequence before a chat template that has it already",
+        "begins once: vLLM 0.32 puts the token that begins a sequence before a chat template that has it already. "
+        "Calls in its input are told to the template as those of a chat, arguments first",
         (
-            (r"responses: .*", r".*\.usage\.(input|total)_tokens|.*\.input_messages\[\].*|.*\.logprobs\[\].*\.logprob"),
-            (r"responses: no limit", r"body\.max_output_tokens: \d+ \| \d+"),
             (
-                r"responses: (input empty|input of calls|text of a schema.*|images, .*)",
-                r".*(\.text|\.delta|\.output_tokens)",
+                r"responses: (of a tokenizer that marks|(reasoning|written by vLLM|no place for tools|adapters), .*|"
+                r"images, .*)",
+                r".*\.usage\.(input|total)_tokens|body\.input_messages\[\].*",
+            ),
+            (
+                r"responses: (input of (calls|a turn that .*|a call in .*|a custom call)|images, .*)",
+                r".*(\.text|\.delta|\.output_tokens|\.total_tokens|\.status|\.incomplete_details)",
             ),
         ),
     ),

@@ -83,7 +83,11 @@ SERVED: Mapping[str, Served] = MappingProxyType(
         "unmarked": Served(
             make_unmarked,
             ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", *PROMPT_DETAILS, *NO_ANY_WHITESPACE),
-            ("--tool-call-parser", "hermes"),
+            (
+                *("--tool-call-parser", "hermes"),
+                *("--engine-arg", "structured_outputs_config.backend=xgrammar"),
+                *("--engine-arg", "structured_outputs_config.disable_any_whitespace=true"),
+            ),
         ),
         "thinks": Served(
             partial(make_thinker, switch=SWITCH),

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from services.frontend.requests.responses_schema import LOGPROBS, ResponsesRequest
+from services.frontend.requests.responses_tools import chat_tool_choice
 
 _WEB_SEARCH_FACTS: Final = ("external_web_access", "filters", "search_context_size", "user_location")
 _TOOL_FACTS: Final[Mapping[str, Sequence[str]]] = {
@@ -44,7 +45,7 @@ def response_facts(body: ResponsesRequest, created_at: int, defaults: Mapping[st
         "store": body.store is not False,
         "temperature": _or_default(body.temperature, defaults, "temperature", 1.0),
         "text": _text_facts(body),
-        "tool_choice": body.tool_choice or "auto" if tools else "none",
+        "tool_choice": _choice_facts(body.tool_choice or "auto", tools) if tools else "none",
         "tools": [_tool_facts(tool) for tool in tools],
         "top_p": 1.0 if body.temperature == 0 else _or_default(body.top_p, defaults, "top_p", 1.0),
         "presence_penalty": _or_default(body.presence_penalty, defaults, "presence_penalty", 0.0),
@@ -55,6 +56,14 @@ def response_facts(body: ResponsesRequest, created_at: int, defaults: Mapping[st
         "kv_transfer_params": None,
         "ec_transfer_params": None,
     }
+
+
+def _choice_facts(choice: str | dict[str, Any], tools: Sequence[dict[str, Any]]) -> str | dict[str, Any]:
+    """A function of a namespace by the name that the model knows."""
+    named = chat_tool_choice(choice, tools)
+    if isinstance(choice, str) or isinstance(named, str):
+        return choice
+    return {**choice, "name": named["function"]["name"]}
 
 
 def _text_facts(body: ResponsesRequest) -> dict[str, Any] | None:

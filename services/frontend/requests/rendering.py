@@ -76,10 +76,7 @@ async def _rendered_here(request: ChatCompletionRequest, model: ServedModel, thr
 def _written(request: ChatCompletionRequest, model: ServedModel, template: ChatTemplate) -> str:
     """Raises ChatTemplateRefused, and ApiError (400) for parameters that contradict each other."""
     writer = ContentWriter(takes_parts=template.takes_parts, takes=model.media)
-    messages = [
-        _template_message(fields, f"messages[{index}]", writer.content(fields))
-        for index, fields in enumerate(request.messages)
-    ]
+    messages = [_template_message(fields, writer.content(fields)) for fields in request.messages]
     variables = dict(request.chat_template_kwargs or {})
     if request.tools:
         variables["tools"] = for_template(request.tools)
@@ -97,14 +94,14 @@ def _written(request: ChatCompletionRequest, model: ServedModel, template: ChatT
     )
 
 
-def _template_message(message: Mapping[str, Any], param: str, content: TextOrParts) -> Mapping[str, Any]:
+def _template_message(message: Mapping[str, Any], content: TextOrParts) -> Mapping[str, Any]:
     """OpenAI's newer name for the system's role is given the one that templates know. What is
     null is left out, because templates ask whether a field is there."""
     fields = {name: value for name, value in message.items() if value is not None}
     if fields["role"] == "developer":
         fields["role"] = "system"
     if "tool_calls" in fields:
-        fields["tool_calls"] = calls_for_template(fields["tool_calls"], f"{param}.tool_calls")
+        fields["tool_calls"] = calls_for_template(fields["tool_calls"])
     if "reasoning" in fields:  # the name that templates know
         fields.setdefault("reasoning_content", fields["reasoning"])
     return {**fields, "content": content}

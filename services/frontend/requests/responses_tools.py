@@ -88,8 +88,10 @@ def called_tools(tools: Sequence[Fields]) -> dict[str, CalledTool]:
 def chat_tool_choice(choice: Any, tools: Sequence[Fields]) -> Any:
     """The chat's `tool_choice`. A function of a namespace may be named without it where one alone has the name. Raises
     ApiError (400) for a name that no tool has, or several have."""
-    if not isinstance(choice, dict) or choice.get("type") not in _NAMED:
+    if not isinstance(choice, dict):
         return choice
+    if choice.get("type") not in _NAMED:
+        return "auto"
     name, called = choice.get("name"), called_tools(tools)
     local = [flat for flat, tool in called.items() if tool.namespace is not None and tool.name == name]
     found = [name] if name in called else local

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from services.frontend.errors import ApiError, bad_request
+from services.frontend.errors import bad_request
 from services.frontend.requests.structure import check_schema, json_structure
 
 MAX_TOOLS: Final = 256
@@ -145,30 +145,25 @@ def _tool_for_template(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": told, **of_tool}
 
 
-def calls_for_template(calls: Sequence[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:
-    """An assistant's earlier calls with their arguments as objects, which templates write in the model's own form.
-    Raises ApiError (400, `param` set) for arguments that are no JSON object."""
+def calls_for_template(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """An assistant's earlier calls with their arguments as objects, which templates write in the model's own form."""
     listed = []
-    for index, call in enumerate(calls):
+    for call in calls:
         function = dict(call["function"])
-        arguments = _arguments(function.pop("arguments", None), f"{param}[{index}].function.arguments")
+        arguments = _arguments(function.pop("arguments", None))
         listed.append({**call, "function": {"arguments": arguments, **function}})  # in vLLM's order
     return listed
 
 
-def _arguments(arguments: Any, param: str) -> dict[str, Any]:
+def _arguments(arguments: Any) -> dict[str, Any]:
+    """None where they are no object, as in vLLM: a model has written them, often to the end of its tokens, and a
+    conversation that holds such a call could never go on."""
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments) if arguments else {}
-        except (ValueError, RecursionError) as error:
-            raise _no_object(param) from error
-    if not isinstance(arguments, dict):
-        raise _no_object(param)
-    return arguments
-
-
-def _no_object(param: str) -> ApiError:
-    return bad_request(f"`{param}` must be a JSON object as text.", param)
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return {}
+    return arguments if isinstance(arguments, dict) else {}
 
 
 def _parameters(function: Function) -> dict[str, Any]:

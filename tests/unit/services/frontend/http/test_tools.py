@@ -208,6 +208,17 @@ async def test_earlier_calls_are_told_to_the_template_as_objects(checkpoint: Pat
         assert "(Oslo)<|tool|>rain" in mesh.text.decode(mesh.worker.received[-1].prompt_token_ids)
 
 
+@pytest.mark.parametrize("arguments", ['{"city": "Os', '["Oslo"]', "", None, {"city": "Oslo"}])
+async def test_a_conversation_goes_on_after_a_call_that_was_no_json(checkpoint: Path, arguments: Any) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    turns: Any = [*USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "wrong"}]
+    async with saying(checkpoint, "Hm", tool_call_parser="hermes") as mesh, mesh.http() as http:
+        answer = await http.post("/v1/chat/completions", json={"model": "demo", "messages": turns})
+        assert answer.status_code == 200, answer.text
+        told = "(Oslo)" if isinstance(arguments, dict) else "()"
+        assert f"{told}<|tool|>wrong" in mesh.text.decode(mesh.worker.received[-1].prompt_token_ids)
+
+
 @pytest.mark.asyncio
 async def test_reasoning_is_told_apart(checkpoint: Path) -> None:
     said = "<think>It\nmay rain.</think>\n\nTake an umbrella."
