@@ -60,11 +60,16 @@ def context_too_long(
     at_least = "at least " if is_least else ""
     return bad_request(
         f"This model's maximum context length is {limit_tokens} tokens. However, your request has {at_least}"
-        f"{prompt_tokens} tokens in the prompt and asks for at least {max_tokens} in the answer. Please shorten "
-        "either.",
+        f"{prompt_tokens} tokens in the prompt and asks for at least {max_tokens} in the answer. Please reduce "
+        "the length of the input prompt, or ask for fewer.",
         param,
         "context_length_exceeded",
     )
+
+
+def out_of_vocabulary(token_id: int, model: str, size: int, param: str) -> ApiError:
+    """400: there is no such token."""
+    return bad_request(f"Token id {token_id} is out of vocabulary: `{model}` has {size} tokens.", param)
 
 
 def model_not_found(model: str) -> ApiError:

@@ -58,6 +58,8 @@ def called(arguments: Any, **fields: Any) -> list[dict[str, Any]]:
     return [asked, {**turn, "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}, answer]
 
 
+BRIEF: dict[str, Any] = {"role": "developer", "content": "Be brief."}
+SYSTEM = {"role": "system", "content": "You add."}
 CASES = [
     *both("plain"),
     *both("no limit", max_tokens=..., messages=said("Add 1 and 2.")),
@@ -77,6 +79,25 @@ CASES = [
     chat("content of a part with more", messages=said([{"type": "text", "text": "Add 1 and 2.", "mood": "good"}])),
     chat("content of no image model", messages=said([{"type": "image_url", "image_url": {"url": "data:,x"}}])),
     chat("a developer's message", messages=[{"role": "developer", "content": "Be brief."}, *ADD]),
+    *(
+        chat(f"developers' messages, {name}", messages=messages)
+        for name, messages in (
+            ("amid the turns", [*ADD, BRIEF, *ADD]),
+            ("and a system's", [SYSTEM, *ADD, BRIEF, *ADD]),
+            ("twice", [BRIEF, BRIEF, *ADD]),
+            ("before a system's", [BRIEF, SYSTEM, *ADD]),
+            ("empty", [{**BRIEF, "content": ""}, SYSTEM, *ADD]),
+            (
+                "of parts",
+                [*ADD, {**BRIEF, "content": [{"type": "text", "text": each} for each in ("Be", "brief.")]}, *ADD],
+            ),
+        )
+    ),
+    chat("chat_template_kwargs tools", chat_template_kwargs={"tools": [TOOL]}),
+    chat("chat_template_kwargs add_generation_prompt", chat_template_kwargs={"add_generation_prompt": False}),
+    chat("chat_template_kwargs chat_template", chat_template_kwargs={"chat_template": "{{ messages[0].content }}"}),
+    chat("media_io_kwargs empty", media_io_kwargs={}),
+    chat("a tool of a name in words", tools=[{"type": "function", "function": {"name": "a b"}}]),
     chat("a system's message", messages=[{"role": "system", "content": "Be brief."}, *ADD]),
     chat("three turns", messages=said("Add 1 and 2.", "3", "Add 3 and 4.")),
     chat("names of speakers", messages=[{"role": "user", "name": "ann", "content": "Add 1 and 2."}]),

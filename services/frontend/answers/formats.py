@@ -96,6 +96,8 @@ class AnswerExtras:
     """The usage says how many tokens are reasoning."""
     media_tokens: Mapping[str, int] = field(default_factory=dict)
     """By modality: tokens of a chat's prompt that stand for images and the like."""
+    is_echo: bool = False
+    """A completion begins with its prompt, in its logprobs at least: the text may be nothing but special tokens."""
 
     @classmethod
     def of(cls, request: GenerationRequest, plan: GenerationPlan) -> "AnswerExtras":
@@ -115,7 +117,12 @@ class AnswerExtras:
             isinstance(request, ChatCompletionRequest) and len(plan.prompts) > 1,
             tells_reasoning_tokens(request, plan),
             plan.prompts[0].media_tokens,
+            not isinstance(request, ChatCompletionRequest) and bool(request.echo),
         )
+
+    def is_echoed(self, index: int) -> bool:
+        """Whether the logprobs of a choice begin with those of its prompt."""
+        return self.is_echo or bool(self.echoes[index])
 
     def usage_of(self, index: int, tokens: int, reasoning_tokens: int = 0) -> Usage | msgspec.UnsetType:
         """Of a choice that has so many tokens, if every chunk says so."""
@@ -399,9 +406,10 @@ class CompletionFormat:
         """The prompts that the client asked to have echoed or told, one chunk for each choice; often empty."""
         extras, events = self._extras, []
         for index, echo in enumerate(extras.echoes):
-            shown = "" if self._header.logprobs else echo
-            if extras.token_ids or shown:
-                choice = CompletionChoice(index, shown, None, None, prompt_token_ids=list(extras.prompts[index]))
+            if extras.is_echoed(index) and self._header.logprobs:
+                continue  # the first piece has all of it
+            if extras.token_ids or echo:
+                choice = CompletionChoice(index, echo, None, None, prompt_token_ids=list(extras.prompts[index]))
                 choice.token_ids = extras.ids_of(())
                 events.append(self._envelope.choice_event(choice))
         return b"".join(events)
@@ -410,12 +418,10 @@ class CompletionFormat:
         """The chunk for one piece; one that brings nothing but text is put together from encoded parts."""
         if piece.finish is None and self._is_plain:
             return self._envelope.text_event(piece.index, piece.text)
-        echo = ""
-        if self._header.logprobs and piece.index not in self._begun:
-            self._begun.add(piece.index)
-            echo = self._extras.echoes[piece.index]
-        choice = self._choice(piece, echo)
-        if echo:
+        begins = self._header.logprobs and piece.index not in self._begun and self._extras.is_echoed(piece.index)
+        self._begun.add(piece.index)
+        choice = self._choice(piece, self._extras.echoes[piece.index] if begins else "", is_echoed=begins)
+        if begins:
             choice.prompt_token_ids = list(self._extras.prompts[piece.index])
         is_last = piece.finish is not None and not self._header.include_usage
         if not is_last and not self._extras.counts:
@@ -440,7 +446,7 @@ class CompletionFormat:
         """The `text_completion` object, each echoed prompt in front of its text."""
         extras, listed = self._extras, []
         for choice in choices:
-            told = self._choice(choice, extras.echoes[choice.index])
+            told = self._choice(choice, extras.echoes[choice.index], is_echoed=extras.is_echoed(choice.index))
             told.prompt_token_ids = extras.ids_of(extras.prompts[choice.index] if extras.prompts else ())
             told.prompt_logprobs = prompt_logprobs(choice.prompt_logprobs, self._header.text)
             told.routed_experts = None
@@ -458,11 +464,11 @@ class CompletionFormat:
             )
         )
 
-    def _choice(self, part: ChoicePiece | WholeChoice, echo: str) -> CompletionChoice:
+    def _choice(self, part: ChoicePiece | WholeChoice, echo: str, *, is_echoed: bool) -> CompletionChoice:
         logprobs, extras = None, self._extras
         if self._header.logprobs:
             of_prompt = None
-            if echo:
+            if is_echoed:
                 of_prompt = echoed_logprobs(extras.prompts[part.index], part.prompt_logprobs, self._spell)
                 self._named[part.index] = sum(map(len, of_prompt.tokens))
             logprobs = completion_logprobs(part.positions, self._spell, self._named[part.index])

@@ -45,7 +45,7 @@ def responses_routes(service: CascadeService) -> APIRouter:
         earlier = await _earlier(responses, body.previous_response_id, owner)
         messages = (*earlier, *responses_schema.new_messages(body))
         if body.background and body.store is False:
-            raise bad_request("`background` can only be used when `store` is true.", "background")
+            raise bad_request("background can only be used when `store` is true.", "background")
         chat = responses_schema.chat_body(body, list(messages))
         ignored = [*unknown, *responses_schema.without_effect(body)]
 
@@ -117,7 +117,12 @@ async def _earlier(responses: BackgroundResponses, response_id: str | None, owne
         raise bad_request(
             f"Previous response `{response_id}` is {status}: go on with it once it has ended.", "previous_response_id"
         )
-    return found.messages
+    return tuple(message for message in found.messages if not _says_nothing(message))
+
+
+def _says_nothing(message: dict[str, Any]) -> bool:
+    """An answer of which nothing came, or only reasoning: no turn to the next one, as in vLLM."""
+    return message["role"] == "assistant" and not message.get("content") and not message.get("tool_calls")
 
 
 def _wants_events(request: Request) -> bool:
@@ -146,4 +151,4 @@ def _shown(found: StoredResponse | None, response_id: str) -> Response:
 
 
 def _response_not_found(response_id: str) -> ApiError:
-    return ApiError(404, f"Response `{response_id}` not found.", param="response_id", code="response_not_found")
+    return ApiError(404, f"Response with id '{response_id}' not found.", param="response_id", code="response_not_found")

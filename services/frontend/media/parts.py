@@ -1,7 +1,7 @@
 """Which parts of a conversation are images, recordings or films, and what is wrong with one."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -66,17 +66,22 @@ def check_taken(parts: Sequence[MediaPart], model: str, takes: Mapping[str, Medi
             raise bad_request(message, part.param)
 
 
+def unknown_fields(part: Mapping[str, Any], param: str) -> Iterator[str]:
+    """Where a part holds what means nothing here."""
+    kind = part["type"]
+    yield from (f"{param}.{name}" for name in part.keys() - _OTHER_FIELDS - {kind})
+    content = part.get(kind)
+    if isinstance(content, Mapping):
+        yield from (f"{param}.{kind}.{name}" for name in content.keys() - _CONTENT_FIELDS[kind])
+
+
 def _media_part(part: Mapping[str, Any], param: str) -> MediaPart:
     kind = part["type"]
-    for name in part.keys() - _OTHER_FIELDS - {kind}:
-        raise bad_request(f"Unknown parameter: `{param}.{name}`.", f"{param}.{name}", "unknown_parameter")
     content, param = part.get(kind), f"{param}.{kind}"
     if isinstance(content, str) and kind != "input_audio":
         content = {"url": content}
     if not isinstance(content, Mapping):
         raise bad_request(f"`{param}` must be an object.", param, "invalid_value")
-    for name in content.keys() - _CONTENT_FIELDS[kind]:
-        raise bad_request(f"Unknown parameter: `{param}.{name}`.", f"{param}.{name}", "unknown_parameter")
     if kind == "input_audio":
         form = _text(content.get("format", "wav"), f"{param}.format")
         return MediaPart("audio", f"data:audio/{form};base64,{_text(content.get('data'), f'{param}.data')}", param)

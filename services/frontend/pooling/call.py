@@ -58,7 +58,7 @@ class PoolingCall:
         if wanted is None:
             return does[0]
         if wanted not in does:
-            raise bad_request(f"`{self.model.name}` does not {wanted}; it does {', '.join(does)}.", param)
+            raise bad_request(f"Unsupported task: '{wanted}'. `{self.model.name}` does {', '.join(does)}.", param)
         return wanted
 
 

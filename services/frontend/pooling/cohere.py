@@ -83,7 +83,7 @@ def _instruction(body: CohereEmbedRequest, model: ServedModel) -> str | None:
     known = model.text.instructions
     if body.input_type not in known:
         served = f"it knows {', '.join(sorted(known))}" if known else "it has instructions for none"
-        raise bad_request(f"`{model.name}` has no `input_type` {body.input_type}: {served}.", "input_type")
+        raise bad_request(f"Unsupported input_type {body.input_type!r} of `{model.name}`: {served}.", "input_type")
     return known[body.input_type] or None
 
 

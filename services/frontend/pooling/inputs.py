@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
 from controlplane.model.sampling import INT32_MAX
-from services.frontend.errors import ApiError, bad_request, context_too_long
+from services.frontend.errors import ApiError, bad_request, context_too_long, out_of_vocabulary
 from services.frontend.media.parts import check_taken, media_parts
 from services.frontend.pooling.call import PoolingCall
 from services.frontend.pooling.schema import MAX_INPUTS, InputFields, PromptFields
@@ -36,7 +36,8 @@ class Fit:
             raise bad_request(message, "mm_processor_kwargs", "unsupported_parameter")
         if (body.truncate_prompt_tokens or 0) > limit:
             raise bad_request(
-                f"`truncate_prompt_tokens` is greater than the model's context of {limit} tokens: ask for fewer.",
+                f"`truncate_prompt_tokens` is greater than the model's context of {limit} tokens. Please request a "
+                "smaller truncation size.",
                 "truncate_prompt_tokens",
             )
         is_padded = body.padding == "max_length"
@@ -74,7 +75,7 @@ class Fit:
         if len(prompt) > limit:
             raise context_too_long(len(prompt), 0, limit, param)
         if max(prompt) >= (size := self.model.text.vocabulary_size):
-            raise bad_request(f"`{self.model.name}` has {size} tokens; an id is beyond.", param)
+            raise out_of_vocabulary(max(prompt), self.model.name, size, param)
         pad_token_id = self.model.text.pad_token_id
         if self.is_padded and pad_token_id is not None:
             prompt = prompt + [pad_token_id] * (limit - len(prompt))

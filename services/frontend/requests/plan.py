@@ -12,7 +12,7 @@ from controlplane.model.sampling import INT32_MAX
 from controlplane.sampling_message import sampling_message
 from mesh.runtime import Threads
 from penstock.v1 import request_pb2
-from services.frontend.errors import bad_request, context_too_long
+from services.frontend.errors import bad_request, context_too_long, out_of_vocabulary
 from services.frontend.media.parts import check_taken, media_parts
 from services.frontend.media.service import ExpandedMedia, MediaLoader
 from services.frontend.parser_process.answer import ParserRequest
@@ -210,7 +210,7 @@ async def plan_completion(
         token_ids = _truncated(whole, request, model, max_tokens, is_marked=is_marked)
         echo = ""
         if request.echo and not request.return_token_ids:  # vLLM tells the prompt's tokens in its place
-            echo = source if isinstance(source, str) and token_ids is whole else model.text.decode(token_ids)
+            echo = source if isinstance(source, str) else model.text.decode(token_ids, skip_special_tokens=False)
         sampling = _sampling(request, model, len(token_ids), max_tokens, request.logprobs, structure, "prompt")
         prompts.append(Prompt(token_ids, sampling, echo))
     return _plan(request, request_id, model, tuple(prompts), structure_param)
@@ -268,10 +268,10 @@ def _chat_logprobs(request: ChatCompletionRequest) -> int | None:
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> Sequence[str | list[int]]:
-    if isinstance(prompt, str):
-        return [prompt]
     if not prompt:
         raise bad_request("`prompt` must not be empty.", "prompt")
+    if isinstance(prompt, str):
+        return [prompt]
     texts = [item for item in prompt if isinstance(item, str)]
     ids = [item for item in prompt if isinstance(item, int)]
     lists = [item for item in prompt if isinstance(item, list)]
@@ -312,8 +312,6 @@ def _truncated(
 async def _prompt_ids(
     source: str | list[int], request: CompletionRequest, model: ServedModel, threads: Threads
 ) -> list[int]:
-    if source == "":
-        raise bad_request("`prompt` must not be empty.", "prompt")
     if isinstance(source, str):
         check_length(source, request, model, "prompt")
         token_ids = await model.text.chunked.encode_in(threads, source)
@@ -322,7 +320,7 @@ async def _prompt_ids(
     else:
         token_ids = source
         if token_ids and max(token_ids) >= model.text.vocabulary_size:
-            raise bad_request(f"`{model.name}` has {model.text.vocabulary_size} tokens; an id is beyond.", "prompt")
+            raise out_of_vocabulary(max(token_ids), model.name, model.text.vocabulary_size, "prompt")
     if not token_ids:
         raise bad_request("A prompt must hold at least one token.", "prompt")
     return token_ids
@@ -355,7 +353,7 @@ def _sampling(
         sampling = replace(sampling, prompt_logprobs=logprobs)
     for name, token_ids in sampling.listed_token_ids.items():
         if token_ids and max(token_ids) >= model.text.vocabulary_size:
-            raise bad_request(f"`{model.name}` has {model.text.vocabulary_size} tokens; an id is beyond.", name)
+            raise out_of_vocabulary(max(token_ids), model.name, model.text.vocabulary_size, name)
     if sampling.thinking_token_budget is not None and not model.reasoning_parser:
         message = f"`{model.name}` does not reason, as far as its workers know: they have no `reasoning_parser`."
         raise bad_request(message, "thinking_token_budget")
@@ -393,12 +391,17 @@ def _bad_words(request: SamplingFields, model: ServedModel) -> tuple[tuple[int, 
     return tuple(words)
 
 
+def _is_number(token_id: str) -> bool:
+    return token_id.isascii() and token_id.isdecimal() and len(token_id) <= len(str(INT32_MAX))
+
+
 def _logit_bias(request: SamplingFields, model: ServedModel) -> tuple[tuple[int, float], ...]:
     biases = request.logit_bias or {}
     if len(biases) > MAX_LOGIT_BIASES:
         raise bad_request(f"At most {MAX_LOGIT_BIASES} tokens can be biased.", "logit_bias")
+    if odd := [token_id[:32] for token_id in biases if not _is_number(token_id)]:
+        raise bad_request(f"Not the ids of tokens: {', '.join(f'`{each}`' for each in odd[:16])}.", "logit_bias")
     for token_id in biases:
-        known = token_id.isascii() and token_id.isdecimal() and len(token_id) <= len(str(INT32_MAX))
-        if not known or int(token_id) >= model.text.vocabulary_size:
-            raise bad_request(f"`{token_id[:32]}` is no token id of `{model.name}`.", "logit_bias")
+        if int(token_id) >= model.text.vocabulary_size:
+            raise out_of_vocabulary(int(token_id), model.name, model.text.vocabulary_size, "logit_bias")
     return tuple((int(token_id), max(-MAX_BIAS, min(MAX_BIAS, bias))) for token_id, bias in biases.items())

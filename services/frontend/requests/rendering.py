@@ -1,6 +1,6 @@
 """From a chat to its prompt: by the model's chat template, or by vLLM in the process beside this frontend."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -9,12 +9,12 @@ from mesh.runtime import Threads
 from services.frontend.errors import bad_request, context_too_long
 from services.frontend.media.parts import media_parts
 from services.frontend.parser_process.prompts import RenderedChat
-from services.frontend.requests.content import ContentWriter, TextOrParts
+from services.frontend.requests.content import ContentWriter, TextOrParts, text_of
 from services.frontend.requests.models import ServedModel
 from services.frontend.requests.schema import ChatCompletionRequest, SamplingFields
 from services.frontend.requests.tools import calls_for_template, for_template
 from services.frontend.requests.unsupported import unknown_in_messages
-from services.frontend.text.chat_template import ChatTemplate, ChatTemplateRefused, effort_variables
+from services.frontend.text.chat_template import TAKEN, ChatTemplate, ChatTemplateRefused, effort_variables
 
 _TOLD_TO_RENDERER: Final = (
     *("messages", "tools", "tool_choice", "parallel_tool_calls", "documents", "reasoning_effort"),
@@ -77,16 +77,19 @@ def _written(request: ChatCompletionRequest, model: ServedModel, template: ChatT
     """Raises ChatTemplateRefused, and ApiError (400) for parameters that contradict each other."""
     writer = ContentWriter(takes_parts=template.takes_parts, takes=model.media)
     messages = [_template_message(fields, writer.content(fields)) for fields in request.messages]
-    variables = dict(request.chat_template_kwargs or {})
-    if request.tools:
-        variables["tools"] = for_template(request.tools)
+    if not template.knows_developers and any(message["role"] == "developer" for message in messages):
+        messages = _with_developers_as_system(messages)
+    given = request.chat_template_kwargs or {}
+    variables = {name: value for name, value in given.items() if name not in TAKEN}
+    if request.tools or "tools" in given:
+        variables["tools"] = for_template(request.tools) if request.tools else given["tools"]
     if request.documents is not None:
         variables["documents"] = request.documents
     if (effort := request.reasoning_effort) is not None:
         variables = {**effort_variables(effort), **variables, "reasoning_effort": effort}
     if request.continue_final_message:
         if request.add_generation_prompt:
-            message = "`add_generation_prompt` begins a new answer: leave it out with `continue_final_message`."
+            message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
             raise bad_request(message, "add_generation_prompt")
         return template.render_unfinished(messages, variables=variables)
     return template.render(
@@ -95,16 +98,25 @@ def _written(request: ChatCompletionRequest, model: ServedModel, template: ChatT
 
 
 def _template_message(message: Mapping[str, Any], content: TextOrParts) -> Mapping[str, Any]:
-    """OpenAI's newer name for the system's role is given the one that templates know. What is
-    null is left out, because templates ask whether a field is there."""
+    """What is null is left out, because templates ask whether a field is there."""
     fields = {name: value for name, value in message.items() if value is not None}
-    if fields["role"] == "developer":
-        fields["role"] = "system"
     if "tool_calls" in fields:
         fields["tool_calls"] = calls_for_template(fields["tool_calls"])
     if "reasoning" in fields:  # the name that templates know
         fields.setdefault("reasoning_content", fields["reasoning"])
     return {**fields, "content": content}
+
+
+def _with_developers_as_system(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """For a template that does not know OpenAI's newer name of the system's role. Those of both roles are one message
+    at the beginning, unless there is one alone and it stands there (vLLM's `_consolidate_system_messages`)."""
+    named = [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
+    of_system = [each for each in named if each["role"] == "system"]
+    if of_system == named[:1]:
+        return list(named)
+    texts = [text for each in of_system if (text := text_of(each))]
+    others = [each for each in named if each["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
 
 
 def check_length(text: str, request: SamplingFields, model: ServedModel, param: str) -> None:

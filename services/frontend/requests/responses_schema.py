@@ -74,8 +74,10 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     """Of how many rivals, where `include` asks for logprobs."""
     enable_response_messages: bool | None = None
     """Also give the prompt and the answer as text and as tokens."""
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
     """Given back as it is."""
+    prompt: Any = None
+    """Refused: there are no templates of prompts here."""
     user: str | None = None
 
     # vLLM's, checked as parameters of the chat completion.
@@ -156,6 +158,8 @@ def continues_last(request: ResponsesRequest) -> bool:
 
 def chat_body(request: ResponsesRequest, messages: list[dict[str, Any]]) -> dict[str, Any]:
     """The chat completion's body; `messages`: the whole conversation. Raises ApiError (400)."""
+    if request.prompt is not None:
+        raise bad_request("prompt template is not supported.", "prompt", "unsupported_parameter")
     instructions = [{"role": "system", "content": request.instructions}] if request.instructions else []
     tools = request.tools or []
     functions = chat_tools(tools)

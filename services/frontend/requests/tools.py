@@ -11,7 +11,7 @@ from services.frontend.errors import bad_request
 from services.frontend.requests.structure import check_schema, json_structure
 
 MAX_TOOLS: Final = 256
-Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.\-]+$")]
+Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r'^[^"\\\x00-\x1f]+$')]
 
 
 class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

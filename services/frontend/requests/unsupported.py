@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from services.frontend.errors import ApiError
-from services.frontend.media.parts import MODALITY_OF
+from services.frontend.media.parts import MODALITY_OF, is_media, unknown_fields
 from services.frontend.requests.schema import (
     ChatCompletionRequest,
     CompletionRequest,
     Message,
     SamplingFields,
+    StreamOptions,
     TextPart,
 )
 from services.frontend.requests.strict_tools import keeps_strict
@@ -63,6 +64,8 @@ def without_effect(
     if isinstance(request, ChatCompletionRequest):
         if request.tools and not knows_tools and not _shape_calls(request, request.tools, tool_parser):
             names.append("tools")
+        taken = TAKEN if request.tools else TAKEN - {"tools"}
+        names += [f"chat_template_kwargs.{name}" for name in request.chat_template_kwargs or () if name in taken]
         if not reads_parts:
             names += _fields_of_parts(request)
     return [*names, *(name for name in lost_to_beams(request) if name not in names)]
@@ -97,12 +100,15 @@ def tellable(names: Sequence[str]) -> list[str]:
 
 
 def _fields_of_parts(request: ChatCompletionRequest) -> Iterator[str]:
-    """The parts of a text are joined, without whatever else they hold."""
+    """The parts of a text are joined, without whatever else they hold; media are read without it."""
     for index, message in enumerate(request.messages):
         content = message.get("content")
         for part_index, part in enumerate(content if isinstance(content, list) else ()):
-            for name in part.keys() - _PART_FIELDS if part.get("type") == "text" else ():
-                yield f"messages[{index}].content[{part_index}].{name}"
+            where = f"messages[{index}].content[{part_index}]"
+            if part.get("type") == "text":
+                yield from (f"{where}.{name}" for name in part.keys() - _PART_FIELDS)
+            elif is_media(part):
+                yield from unknown_fields(part, where)
 
 
 def refuse_unsupported(request: SamplingFields) -> None:
@@ -113,7 +119,7 @@ def refuse_unsupported(request: SamplingFields) -> None:
 
 
 def _unsupported(request: SamplingFields) -> Iterator[tuple[str, str]]:
-    if request.stream_options is not None and not request.stream:
+    if request.stream_options not in (None, StreamOptions()) and not request.stream:
         yield "stream_options", "it is only allowed with `stream: true`."
     if request.stream and request.prompt_logprobs:  # type: ignore[attr-defined]
         yield "prompt_logprobs", "it is not allowed with `stream: true`."
@@ -127,13 +133,12 @@ def _unsupported(request: SamplingFields) -> Iterator[tuple[str, str]]:
 
 def _unsupported_chat(request: ChatCompletionRequest) -> Iterator[tuple[str, str]]:
     for name in ("media_io_kwargs", "mm_processor_kwargs"):
-        if getattr(request, name) is not None:
+        if getattr(request, name):
             yield name, "how media are read is up to those who run the model."
     if request.chat_template is not None:
         yield "chat_template", "the model's own is used; give it variables by `chat_template_kwargs`."
-    for name in request.chat_template_kwargs or ():
-        if name in TAKEN:
-            yield f"chat_template_kwargs.{name}", "it is a parameter of its own."
+    if "chat_template" in (request.chat_template_kwargs or ()):
+        yield "chat_template_kwargs.chat_template", "the model's own is used."
 
 
 def unknown_in_messages(request: ChatCompletionRequest, *, to_vllm: bool = False) -> ApiError | None:
@@ -162,7 +167,7 @@ def _unknown_in_message(index: int, message: Message) -> Iterator[tuple[str, str
 
 
 def _unsupported_completion(request: CompletionRequest) -> Iterator[tuple[str, str]]:
-    if request.prompt_embeds is not None:
+    if request.prompt_embeds:
         yield "prompt_embeds", "a prompt is text or token ids."
     if request.suffix is not None:
         yield "suffix", "text can only be continued."

@@ -25,7 +25,7 @@ class ChatTemplateRefused(Exception):
 
 
 TAKEN: Final = frozenset(("messages", "tools", "add_generation_prompt", "continue_final_message"))
-"""Variables that say what the request's own parameters say: no `chat_template_kwargs` may."""
+"""Variables that say what the request's own parameters say, whatever `chat_template_kwargs` has under their names."""
 EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 """Of reasoning, as Anthropic's clients name them."""
 _END_OF_FINAL_MESSAGE: Final = "\ue000penstock-end-of-final-message\ue001"
@@ -76,6 +76,8 @@ class ChatTemplate:
             """Whether it goes through the parts of a message by itself; if not, it wants their text."""
             self.knows_tools = "tools" in meta.find_undeclared_variables(tree)
             """Whether a prompt tells the model of the tools that it may call."""
+            self.knows_developers = any(f"{quote}developer{quote}" in source for quote in "'\"")
+            """Whether it has words for OpenAI's newer name of the system's role."""
         except TemplateSyntaxError as error:
             raise ConfigurationError(f"the chat template is no valid Jinja (line {error.lineno}): {error}") from error
         self._special_tokens = dict(special_tokens)
