@@ -89,18 +89,26 @@ async def test_token_ids_end_where_a_stop_string_does(model_path: Path) -> None:
     assert answer["choices"][0]["text"] == "ab"
 
 
+@pytest.mark.parametrize(
+    ("fields", "begin"),
+    [({}, "the fox jump"), ({"return_token_ids": True}, " jump"), ({"prompt": "<s><s>"}, "<s><s> jump")],
+)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_echoed_prompt_has_logprobs(model_path: Path, stream: bool) -> None:
+async def test_an_echoed_prompt_has_logprobs(
+    model_path: Path, stream: bool, fields: dict[str, Any], begin: str
+) -> None:
     async with mesh_of_fakes(model_path) as mesh:
         await mesh.add_worker(lambda request: says(" jumps over", request, mesh))
-        answer = await post(mesh, COMPLETIONS, echo=True, logprobs=2, n=2, max_tokens=2, stream=stream)
+        if "prompt" in fields:
+            fields = {"prompt": mesh.ids(fields["prompt"])}
+        answer = await post(mesh, COMPLETIONS, echo=True, logprobs=2, n=2, max_tokens=2, stream=stream, **fields)
         prompt = list(mesh.worker.received[0].prompt_token_ids)
         assert mesh.worker.received[0].sampling.prompt_logprobs == 2
     parts = [answer] if not stream else answer
     for index in range(2):
         choices = [choice for part in parts for choice in part["choices"] if choice["index"] == index]
         text = "".join(choice["text"] for choice in choices)
-        assert text.startswith("the fox jump")
+        assert text.startswith(begin)
         told = [choice["logprobs"] for choice in choices if choice["logprobs"]]
         logprobs = [value for each in told for value in each["token_logprobs"]]
         assert logprobs == [None, *(-1.0 - i for i in range(len(prompt) - 1)), -1.0, -1.0]

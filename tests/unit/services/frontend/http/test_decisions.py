@@ -125,7 +125,7 @@ async def test_a_state_is_any_json_and_the_model_may_be_left_out(mesh: MeshOfFak
         ({"questions": {"q": {"type": "score", "criteria": ["a"]}}}, "questions.q.criteria"),
         ({"images": ["data:image/png;base64,AAAA"]}, "images"),
         ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
         ({"state": "word " * 9000}, "state"),
         ({"cache_salt": "a/b"}, "cache_salt"),
         ({"model": "nobody"}, "model"),

@@ -170,7 +170,15 @@ async def test_items_of_a_conversation_become_its_messages(mesh: MeshOfFakes, ht
         {"role": "developer", "content": "c"},
     ]
     assert (await http.post(RESPONSES, json={"input": items})).status_code == 200
-    assert prompt(mesh) == "<s><|user|>a<|assistant|>b<|system|>c<|assistant|>"
+    assert prompt(mesh) == "<s><|system|>c<|user|>a<|assistant|>b<|assistant|>"
+
+
+async def test_an_answer_of_nothing_is_no_turn_to_the_next(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, lambda _: tokens([1])) as mesh:
+        client = mesh.client()
+        first = await client.responses.create(model="demo", input="a")
+        await client.responses.create(model="demo", input="b", previous_response_id=first.id)
+        assert prompt(mesh) == "<s><|user|>a<|user|>b<|assistant|>"
 
 
 async def test_a_message_is_answered_as_anthropic_would(mesh: MeshOfFakes, http: httpx.AsyncClient) -> None:

@@ -48,6 +48,8 @@ def asked(mesh: MeshOfFakes) -> str:
     return mesh.text.decode(mesh.worker.received[-1].prompt_token_ids)
 
 
+RULE = {"role": "developer", "content": "be brief"}
+SYSTEM = {"role": "system", "content": "you add"}
 UNFINISHED = [USER, {"role": "assistant", "content": "First of"}]
 
 
@@ -59,7 +61,13 @@ UNFINISHED = [USER, {"role": "assistant", "content": "First of"}]
         ({"reasoning_effort": "low"}, "<user>hi;effort low<assistant>"),
         ({"reasoning_effort": "none"}, "<user>hi;effort none, enable_thinking False<assistant>"),
         ({"chat_template_kwargs": {"thinking": True}}, "<user>hi;thinks<assistant>"),
+        ({"chat_template_kwargs": {"add_generation_prompt": False, "messages": []}}, "<user>hi;<assistant>"),
         ({"documents": [{"text": "facts"}]}, "<user>hi;facts<assistant>"),
+        ({"messages": [RULE, USER]}, "<system>be brief;<user>hi;<assistant>"),
+        ({"messages": [USER, RULE, USER]}, "<system>be brief;<user>hi;<user>hi;<assistant>"),
+        ({"messages": [SYSTEM, USER, RULE]}, "<system>you add\n\nbe brief;<user>hi;<assistant>"),
+        ({"messages": [{**RULE, "content": ""}, SYSTEM, USER]}, "<system>you add;<user>hi;<assistant>"),
+        ({"messages": [SYSTEM, SYSTEM, USER]}, "<system>you add;<system>you add;<user>hi;<assistant>"),
         ({"messages": [{**USER, "mood": "glad", "refusal": None}]}, "<user glad>hi;<assistant>"),
         ({"messages": UNFINISHED, "continue_final_message": True}, "<user>hi;<assistant>First of"),
         (
@@ -120,7 +128,7 @@ async def test_a_continued_message_is_echoed_before_its_continuation(mesh: MeshO
     ("fields", "param"),
     [
         ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
         ({"chat_template_kwargs": 3}, "chat_template_kwargs"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"messages": [USER, {"role": 3}]}, "messages[1].role"),
@@ -225,3 +233,14 @@ async def test_a_stream_with_long_lists_of_tokens_can_be_resumed(mesh: MeshOfFak
     ticket = mesh.worker.received[-1].resume.ticket
     assert 0 < len(ticket) < 1000, ticket
     assert "id: h1" in response.text
+
+
+async def test_a_template_that_knows_developers_gets_them(model_path: Path, tmp_path: Path) -> None:
+    for file in model_path.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    knowing = TEMPLATE + "{% if messages[0].role == 'developer' %}{% endif %}"
+    (tmp_path / "chat_template.jinja").write_text(knowing)
+    async with mesh_of_fakes(tmp_path) as mesh:
+        await mesh.add_worker(lambda _: tokens(mesh.ids(" all"), [1]))
+        assert (await chat(mesh, messages=[SYSTEM, USER, RULE])).status_code == 200
+        assert asked(mesh) == "<system>you add;<user>hi;<developer>be brief;<assistant>"
