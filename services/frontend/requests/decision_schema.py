@@ -22,7 +22,7 @@ from services.frontend.requests.scoring_schema import AS_IT_IS
 from services.frontend.requests.unsupported import refuse_unsupported
 
 MAX_QUESTIONS: Final = 64
-_FORMS_OF_THEIR_OWN: Final = frozenset(("lfm2_vl", "clef_omni", "diffusion_gemma"))
+_FORMS_OF_THEIR_OWN: Final = frozenset(("lfm2_vl", "diffusion_gemma"))
 """Types of models that vLLM asks in other words, or by more than a token."""
 _THINKING: Final = "enable_thinking"
 

@@ -12,6 +12,7 @@ from services.frontend.requests.responses_tools import (
     chat_tools,
     custom_arguments,
     flat_name,
+    is_named,
     uncallable,
 )
 
@@ -244,6 +245,8 @@ def without_effect(request: ResponsesRequest) -> list[str]:
     """Parameters that change nothing here and have no place in a chat completion, such as tools of OpenAI's own."""
     names = [f"tools[{index}]" for index in uncallable(request.tools or [])]
     names += [f"include[{index}]" for index, each in enumerate(request.include or ()) if each != LOGPROBS]
+    if isinstance(request.tool_choice, dict) and not is_named(request.tool_choice):
+        names.append("tool_choice")
     return [*names, "max_tool_calls"] if request.max_tool_calls is not None else names
 
 

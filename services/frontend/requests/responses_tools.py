@@ -88,10 +88,8 @@ def called_tools(tools: Sequence[Fields]) -> dict[str, CalledTool]:
 def chat_tool_choice(choice: Any, tools: Sequence[Fields]) -> Any:
     """The chat's `tool_choice`. A function of a namespace may be named without it where one alone has the name. Raises
     ApiError (400) for a name that no tool has, or several have."""
-    if not isinstance(choice, dict):
-        return choice
-    if choice.get("type") not in _NAMED:
-        return "auto"
+    if not is_named(choice):
+        return "auto" if isinstance(choice, dict) else choice
     name, called = choice.get("name"), called_tools(tools)
     local = [flat for flat, tool in called.items() if tool.namespace is not None and tool.name == name]
     found = [name] if name in called else local
@@ -100,6 +98,11 @@ def chat_tool_choice(choice: Any, tools: Sequence[Fields]) -> Any:
     if not found:
         raise bad_request(f"There is no tool `{name}` among `tools`.", "tool_choice")
     return {"type": "function", "function": {"name": found[0]}}
+
+
+def is_named(choice: Any) -> bool:
+    """Whether a `tool_choice` names a tool that the model can call."""
+    return isinstance(choice, dict) and choice.get("type") in _NAMED
 
 
 def custom_arguments(text: str) -> str:
@@ -111,7 +114,7 @@ def custom_text(arguments: str) -> str:
     """The text that a custom tool is given; the arguments themselves where they are none of its function."""
     try:
         given = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
     text = given.get(_INPUT) if isinstance(given, dict) else None
     return _without_halves(text) if isinstance(text, str) else arguments

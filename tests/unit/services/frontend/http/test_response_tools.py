@@ -46,11 +46,12 @@ def prompt(mesh: MeshOfFakes) -> str:
 
 async def test_calls_are_told_by_the_tools_own_names(checkpoint: Path) -> None:
     body = {"model": "demo", "input": "Do.", "tools": [PATCH, {"type": "web_search"}, SUMS]}
+    body |= {"tool_choice": {"type": "web_search"}}
     async with saying(checkpoint, SAID, tool_call_parser="hermes") as mesh, mesh.http() as http:
         whole = await http.post(RESPONSES, json=body)
         assert whole.status_code == 200, whole.text
         assert prompt(mesh).startswith("<s>[patch][sums__add]<|user|>Do.")
-        assert whole.headers["x-penstock-without-effect"] == "tools[1]"
+        assert whole.headers["x-penstock-without-effect"] == "tools[1], tool_choice"
         response = whole.json()
         message, custom, function = response["output"]
         assert message["content"][0]["text"] == "Now."
