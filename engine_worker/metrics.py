@@ -37,6 +37,7 @@ class Gauges:
     load: LoadReport
     kv_blocks: int
     block_tokens: int
+    max_model_len_tokens: int
     cached_blocks: int
     pulling_requests: int
     """Those that wait for KV of another instance before the engine gets them."""
@@ -244,7 +245,14 @@ def _cache(now: Gauges) -> Iterator[Metric]:
         for source, total in totals.items():
             counter.add_metric([*labels.values(), source], total)
         yield counter
-    info = {"block_size": str(now.block_tokens), "num_gpu_blocks": str(now.kv_blocks), **labels}
+    size_tokens = now.kv_blocks * now.block_tokens
+    info = {
+        "block_size": str(now.block_tokens),
+        "num_gpu_blocks": str(now.kv_blocks),
+        "kv_cache_size_tokens": str(size_tokens),
+        "kv_cache_max_concurrency": str(size_tokens / now.max_model_len_tokens),
+        **labels,
+    }
     gauge = GaugeMetricFamily(f"{PREFIX}cache_config_info", "The KV cache of the engine", labels=list(info))
     gauge.add_metric(list(info.values()), 1.0)
     yield gauge

@@ -404,6 +404,7 @@ def _gauges(instance: Instance, reporter: Reporter, transfers: TransferWatch | N
         load=instance.last_load,
         kv_blocks=instance.description.kv_blocks,
         block_tokens=instance.description.block_tokens,
+        max_model_len_tokens=instance.description.max_model_len_tokens,
         cached_blocks=len(reporter.ledger.blocks),
         host_blocks=0 if reporter.host_store is None else len(reporter.host_store),
         disk_blocks=0 if disk is None else len(disk),

@@ -21,7 +21,6 @@ from services.frontend.http.openapi import document
 from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER, id_headers, new_request_id
 from services.frontend.http.routes_batch import batch_routes
 from services.frontend.http.routes_console import Console, console_routes
-from services.frontend.http.routes_decisions import decision_routes
 from services.frontend.http.routes_generate import generation_routes
 from services.frontend.http.routes_info import info_routes, metrics_routes
 from services.frontend.http.routes_lora import lora_routes
@@ -64,7 +63,6 @@ def create_app(service: CascadeService, loader: AdapterLoader, console: Console 
     app.include_router(text_routes(service.frontend))
     app.include_router(batch_routes(service))
     app.include_router(scoring_routes(service))
-    app.include_router(decision_routes(service))
     app.include_router(lora_routes(service.frontend, loader))
     app.include_router(info_routes(service))
     if settings.http_metrics:

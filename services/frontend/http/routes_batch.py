@@ -27,7 +27,7 @@ from services.frontend.http.routes_pooling import (
 )
 from services.frontend.requests.schema import BatchChatRequest, ChatCompletionRequest, CompletionRequest
 from services.frontend.requests.service import FrontendService
-from services.frontend.requests.unsupported import refuse_unsupported
+from services.frontend.requests.unsupported import PROMPT_TOKENS, refuse_unsupported
 
 ADAPTER_HEADER: Final = "x-amzn-sagemaker-adapter-identifier"
 """By which SageMaker's clients name a LoRA adapter, in place of the body's `model`."""
@@ -114,6 +114,10 @@ def _bodies(body: bytes, most: int) -> tuple[list[bytes], Sequence[str]]:
         raise bad_request(f"At most {most} conversations can be asked about at once.", "messages")
     if batch.n not in (None, 1):
         raise bad_request("Each conversation of a batch gets one choice: leave `n` out.", "n")
+    transfer = fields.get("kv_transfer_params")
+    if isinstance(transfer, dict) and transfer.get(PROMPT_TOKENS) is not None:
+        param = f"kv_transfer_params.{PROMPT_TOKENS}"
+        raise bad_request("A batch of conversations has no prompt of its own.", param, "unsupported_parameter")
     if batch.use_beam_search:
         raise bad_request("There is no beam search over a batch of conversations.", "use_beam_search")
     if batch.tool_choice not in (None, "none"):

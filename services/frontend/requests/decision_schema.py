@@ -18,7 +18,7 @@ from services.frontend.errors import ApiError, bad_request
 from services.frontend.requests.models import ServedModel
 from services.frontend.requests.plan import prompt_ids
 from services.frontend.requests.schema import CacheSalt, ChatCompletionRequest
-from services.frontend.requests.scoring_schema import AS_IT_IS
+from services.frontend.requests.scoring_schema import AS_IT_IS, one_token
 from services.frontend.requests.unsupported import refuse_unsupported
 
 MAX_QUESTIONS: Final = 64
@@ -215,21 +215,10 @@ def _state_text(state: object) -> str:
 
 
 def decision_completion(
-    request: DecisionRequest, model: str, prompts: list[list[int]], labels: Mapping[str, int]
+    request: DecisionRequest, prompts: list[list[int]], labels: Mapping[str, int]
 ) -> dict[str, Any]:
-    """The completion of one token behind each prompt, with the logprobs of the labels."""
-    given = {name: getattr(request, name) for name in ("cache_salt", "priority", "request_id")}
-    return {
-        **AS_IT_IS,
-        "temperature": 0,
-        "model": model,
-        "prompt": prompts,
-        "max_tokens": 1,
-        "logprobs": 0,
-        "logprob_token_ids": sorted(set(labels.values())),
-        "return_tokens_as_token_ids": True,
-        **{name: value for name, value in given.items() if value is not None},
-    }
+    """The completion that says how likely the labels are, and which token is the likeliest."""
+    return {**AS_IT_IS, "temperature": 0, **one_token(request, prompts, sorted(set(labels.values())))}
 
 
 def as_asked(error: ApiError) -> ApiError:

@@ -172,16 +172,20 @@ class ModelCatalogue:
         return not self._models and not self._workers and not self._loading
 
     def served(self) -> tuple[ServedModel, ...]:
-        """Models that have a worker now, by name, and then their adapters."""
+        """Models that have a worker now, by name, and then their adapters, in the order in which they were loaded."""
         names = {member.attributes.get("model", "") for member in self._workers.values()}
         models = [self._models[name] for name in sorted(names) if name in self._models]
         return (*models, *self._served_adapters())
 
     def _served_adapters(self) -> Iterator[ServedModel]:
         bases = {member.attributes.get("model", "") for member in self.adapters.workers()}
-        for name in self.adapters.names():
-            known = None if self.is_model(name) else self.adapters.find(name)
-            if known is not None and not known.conflict and known.base_model in bases & self._models.keys():
+        found = [known for name in self.adapters.names() if (known := self.adapters.find(name)) is not None]
+        for known in sorted(found, key=lambda each: each.created_unix_s):
+            if (
+                not self.is_model(known.adapter.name)
+                and not known.conflict
+                and known.base_model in bases & self._models.keys()
+            ):
                 yield self._models[known.base_model].adapted(known.adapter, known.created_unix_s)
 
     async def asked_for(self, name: str) -> ServedModel:

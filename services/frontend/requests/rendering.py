@@ -6,14 +6,14 @@ from typing import Any, Final
 import msgspec
 
 from mesh.runtime import Threads
-from services.frontend.errors import bad_request, context_too_long
+from services.frontend.errors import bad_request, context_too_long, out_of_vocabulary
 from services.frontend.media.parts import media_parts
 from services.frontend.parser_process.prompts import RenderedChat
 from services.frontend.requests.content import ContentWriter, TextOrParts, text_of
 from services.frontend.requests.models import ServedModel
 from services.frontend.requests.schema import ChatCompletionRequest, SamplingFields
 from services.frontend.requests.tools import calls_for_template, for_template
-from services.frontend.requests.unsupported import unknown_in_messages
+from services.frontend.requests.unsupported import PROMPT_TOKENS, unknown_in_messages
 from services.frontend.text.chat_template import TAKEN, ChatTemplate, ChatTemplateRefused, effort_variables
 
 _TOLD_TO_RENDERER: Final = (
@@ -26,6 +26,8 @@ _TOLD_TO_RENDERER: Final = (
 
 async def render_chat(request: ChatCompletionRequest, model: ServedModel, threads: Threads) -> RenderedChat:
     """The prompt of a chat: by the chat template, or by vLLM where this frontend cannot make it. Raises ApiError."""
+    if (given := _given_tokens(request, model)) is not None:
+        return RenderedChat(given, "")
     outside, unknown = model.prompts, unknown_in_messages(request)
     if outside is not None and (outside.is_only_way or model.text.template is None or unknown is not None):
         _check_text_only(request)
@@ -35,6 +37,20 @@ async def render_chat(request: ChatCompletionRequest, model: ServedModel, thread
     if unknown is not None:
         raise unknown
     return await _rendered_here(request, model, threads)
+
+
+def _given_tokens(request: ChatCompletionRequest, model: ServedModel) -> list[int] | None:
+    """The prompt of a client that made it before, as those do who prefill elsewhere; None: there is none, or the
+    messages are needed themselves. Raises ApiError (400)."""
+    param = f"kv_transfer_params.{PROMPT_TOKENS}"
+    token_ids = (request.kv_transfer_params or {}).get(PROMPT_TOKENS)
+    if token_ids is None or request.echo or media_parts(request.messages):
+        return None
+    if not isinstance(token_ids, list) or not token_ids or any(type(each) is not int or each < 0 for each in token_ids):
+        raise bad_request(f"`{param}` must be a non-empty list of non-negative integers.", param, "invalid_value")
+    if max(token_ids) >= model.text.vocabulary_size:
+        raise out_of_vocabulary(max(token_ids), model.name, model.text.vocabulary_size, param)
+    return token_ids
 
 
 def _check_text_only(request: ChatCompletionRequest) -> None:

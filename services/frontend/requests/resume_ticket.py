@@ -49,6 +49,7 @@ _LEFT_OUT: Final = frozenset(
     (
         *("metadata", "response_format", "structured_outputs", "documents", "prediction"),
         *("allowed_token_ids", "bad_words", "logit_bias", "logprob_token_ids", "stop_token_ids", "vllm_xargs"),
+        "kv_transfer_params",
     )
 )
 """What may be large, and is the worker's or over once the request was placed."""

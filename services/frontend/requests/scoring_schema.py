@@ -63,16 +63,20 @@ async def _token_ids(source: str | list[int], model: ServedModel, threads: Threa
     return await model.text.chunked.encode_in(threads, model.text.enough_for(source, model.max_model_len_tokens))
 
 
-def completion_body(request: ScoringRequest, model: str, prompts: list[list[int]]) -> dict[str, Any]:
-    """The completion of one token behind each prompt, with the logprobs of the labels."""
+def completion_body(request: ScoringRequest, prompts: list[list[int]]) -> dict[str, Any]:
+    """The completion that says how likely the labels are."""
+    return {**AS_IT_IS, **one_token(request, prompts, request.label_token_ids)}
+
+
+def one_token(request: msgspec.Struct, prompts: list[list[int]], label_token_ids: list[int]) -> dict[str, Any]:
+    """A completion of one token behind each prompt, with the logprobs of the labels. `request`: has `cache_salt`,
+    `priority` and `request_id`."""
     given = {name: getattr(request, name) for name in ("cache_salt", "priority", "request_id")}
     return {
-        **AS_IT_IS,
-        "model": model,
         "prompt": prompts,
         "max_tokens": 1,
         "logprobs": 0,
-        "logprob_token_ids": request.label_token_ids,
+        "logprob_token_ids": label_token_ids,
         "return_tokens_as_token_ids": True,
         **{name: value for name, value in given.items() if value is not None},
     }

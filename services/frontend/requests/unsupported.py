@@ -19,6 +19,8 @@ from services.frontend.requests.strict_tools import keeps_strict
 from services.frontend.requests.tools import Tool
 from services.frontend.text.chat_template import TAKEN
 
+PROMPT_TOKENS: Final = "prompt_token_ids"
+"""Of `kv_transfer_params`: the prompt of a chat as tokens."""
 RESERVED_ARGUMENTS = frozenset(("kv_transfer_params", "ec_transfer_params"))
 """Of vLLM's extra arguments, by which requests move."""
 _PART_FIELDS = frozenset(TextPart.__struct_fields__)
@@ -28,7 +30,7 @@ _WITHOUT_EFFECT = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("prediction", "spaces_between_special_tokens", "session_id", "watermarking", "stream_interval", "audio"),
     *("routed_experts_prompt_start", "functions", "function_call", "modalities", "web_search_options", "verbosity"),
-    *("kv_transfer_params", "ec_transfer_params"),
+    "ec_transfer_params",
 )
 _BEAMS_KEEP: Final = frozenset(
     (
@@ -61,6 +63,9 @@ def without_effect(
         names.append("length_penalty")
     if isinstance(request, CompletionRequest) and request.best_of not in (None, request.n or 1):
         names.append("best_of")
+    transfer, is_chat = request.kv_transfer_params, isinstance(request, ChatCompletionRequest)
+    if transfer is not None and not (is_chat and transfer.keys() == {PROMPT_TOKENS}):
+        names.append("kv_transfer_params")
     if isinstance(request, ChatCompletionRequest):
         if request.tools and not knows_tools and not _shape_calls(request, request.tools, tool_parser):
             names.append("tools")

@@ -20,6 +20,7 @@ GAUGES = Gauges(
     load=LOAD,
     kv_blocks=100,
     block_tokens=16,
+    max_model_len_tokens=640,
     cached_blocks=0,
     pulling_requests=2,
     streams=0,
@@ -61,10 +62,12 @@ def test_cached_tokens_come_from_a_tier(source: str, tokens: int) -> None:
 
 
 def test_the_cache_is_described_as_vllm_does() -> None:
-    assert read("cache_config_info", block_size="16", num_gpu_blocks="100") == 1
+    size = {"block_size": "16", "num_gpu_blocks": "100", "kv_cache_size_tokens": "1600"}
+    assert read("cache_config_info", **size, kv_cache_max_concurrency="2.5") == 1
 
 
 def test_what_a_server_says_itself_is_not_said_twice() -> None:
     assert read("prompt_tokens_by_source_total", is_served=True, source="local_compute") is None
-    assert read("cache_config_info", is_served=True, block_size="16", num_gpu_blocks="100") is None
+    size = {"block_size": "16", "num_gpu_blocks": "100", "kv_cache_size_tokens": "1600"}
+    assert read("cache_config_info", is_served=True, **size, kv_cache_max_concurrency="2.5") is None
     assert read("num_requests_waiting", is_served=True) == 5

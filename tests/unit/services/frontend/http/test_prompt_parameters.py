@@ -82,6 +82,24 @@ async def test_the_prompt_is_what_the_parameters_say(mesh: MeshOfFakes, fields: 
     assert asked(mesh) == prompt
 
 
+async def test_a_prompt_that_was_made_before_is_taken(mesh: MeshOfFakes) -> None:
+    tokens_before = mesh.ids("the fox")
+    given = {"kv_transfer_params": {"prompt_token_ids": tokens_before}}
+    answer = await chat(mesh, **given)
+    assert answer.status_code == 200, answer.text
+    assert "x-penstock-without-effect" not in answer.headers
+    assert list(mesh.worker.received[-1].prompt_token_ids) == tokens_before
+    also = await chat(mesh, kv_transfer_params={"do_remote_decode": True})
+    assert also.headers["x-penstock-without-effect"] == "kv_transfer_params"
+    assert asked(mesh) == "<user>hi;<assistant>"
+    for wrong in ([], [-1], [True], "a", [10**7]):
+        refused = await chat(mesh, kv_transfer_params={"prompt_token_ids": wrong})
+        assert refused.json()["error"]["param"] == "kv_transfer_params.prompt_token_ids", refused.text
+    async with mesh.http() as http:
+        batch = await http.post(f"{CHAT}/batch", json={"model": "demo", "messages": [[USER]], **given})
+    assert batch.json()["error"]["param"] == "kv_transfer_params.prompt_token_ids", batch.text
+
+
 @pytest.mark.parametrize(
     ("thinking", "prompt"),
     [

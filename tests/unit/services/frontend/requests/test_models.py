@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
+from controlplane.model.adapter import Adapter
 from mesh.errors import ConfigurationError, ProtocolViolation
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.rpc.server import RpcServer
@@ -16,7 +18,7 @@ from mesh.store import open_store
 from mesh.text_files import MAX_TEXT_BYTES, PIECE_BYTES, TextFiles, pieces, read_text_files, text_hash
 from penstock.v1 import worker_pb2, worker_pb2_grpc
 from services.frontend.errors import ApiError
-from services.frontend.requests.adapters import AdapterDirectory
+from services.frontend.requests.adapters import AdapterDirectory, KnownAdapter
 from services.frontend.requests.models import ModelCatalogue
 from services.frontend.workers.text_files import fetch_text_files
 from tests.still_clock import StillClock
@@ -174,3 +176,33 @@ def test_text_files_are_bounded_and_told_apart_by_content(tmp_path: Path) -> Non
         large.truncate(MAX_TEXT_BYTES)
     with pytest.raises(ConfigurationError, match="over 134217728 bytes"):
         read_text_files(tmp_path)
+
+
+class Adapters:
+    """Adapters of the model `demo`, by name, and when they were loaded."""
+
+    def __init__(self, loaded_s: dict[str, int], takes_them: Member) -> None:
+        self._loaded_s = loaded_s
+        self._worker = takes_them
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._loaded_s))
+
+    def find(self, name: str) -> KnownAdapter | None:
+        known = self._loaded_s.get(name)
+        return None if known is None else KnownAdapter(Adapter(name, "0a", f"/{name}"), "demo", known)
+
+    def workers(self, base_model: str = "") -> tuple[Member, ...]:
+        return (self._worker,)
+
+    def on_change(self, change: MemberChange) -> None:
+        """There is one worker, and it stays."""
+
+
+async def test_adapters_are_listed_in_the_order_in_which_they_were_loaded(model_path: Path) -> None:
+    member = worker("a", model_path, 16)
+    adapters: Any = Adapters({"zoe": 0, "bob": 7, "ann": 9, "cat": 7}, member)
+    catalogue = ModelCatalogue(1000, StillClock(unix_at_s=1.0), SystemThreads(), GrpcTransport(), adapters)
+    catalogue.on_change(MemberChange(ChangeKind.JOINED, member))
+    assert await settled(catalogue) == 16
+    assert [model.name for model in catalogue.served()] == ["demo", "zoe", "bob", "cat", "ann"]
