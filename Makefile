@@ -67,7 +67,7 @@ test-clients: install
 	PYTHON=$(BIN)/python bash scripts/install_clients.sh .clients
 	$(BIN)/python -m pytest -q -m clients tests/clients $(ARGS)
 
-# Nine hundred questions to `vllm serve` of the installed version and to a mesh with the same model, and what differs;
+# Twelve hundred questions to `vllm serve` of the installed version and to a mesh with the same model, and what differs;
 # ARGS="--write docs/clients.md" renews the table. It fails while there is anything that is not so on purpose.
 test-conformance: install
 	$(BIN)/python -m tests.conformance $(ARGS)

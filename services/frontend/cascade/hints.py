@@ -8,6 +8,7 @@ from mesh.errors import ConfigurationError
 from services.frontend.cascade.latency_estimates import TierLatencyEstimates
 from services.frontend.errors import bad_request, unavailable
 from services.frontend.requests.schema import CascadeHints, ChatCompletionRequest, CompletionRequest
+from services.frontend.requests.unsupported import PROMPT_TOKENS
 
 _OF_ONE_MODEL = (
     *("return_token_ids", "prompt_logprobs", "allowed_token_ids", "logprob_token_ids", "use_beam_search"),
@@ -38,6 +39,9 @@ def terms_of(
     for name in _OF_ONE_MODEL:
         if getattr(request, name, None) not in (None, False):
             raise bad_request(f"`{record.name}` is a cascade of models: `{name}` can only be asked of one.", name)
+    if (request.kv_transfer_params or {}).get(PROMPT_TOKENS) is not None:
+        param = f"kv_transfer_params.{PROMPT_TOKENS}"
+        raise bad_request(f"`{record.name}` is a cascade of models: `{param}` can only be asked of one.", param)
     if isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None:
         raise bad_request(f"`{record.name}` is a cascade of models: logprobs of its prompts are not known.", "echo")
     max_tier = None

@@ -156,8 +156,8 @@ def calls_for_template(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 
 def _arguments(arguments: Any) -> dict[str, Any]:
-    """None where they are no object, as in vLLM: a model has written them, often to the end of its tokens, and a
-    conversation that holds such a call could never go on."""
+    """Those of a call; no arguments where they are no JSON object, as in vLLM. A model has written them, often to the
+    end of its tokens, and a conversation that holds such a call could never go on."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)

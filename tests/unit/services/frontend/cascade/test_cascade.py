@@ -285,6 +285,7 @@ async def test_a_tier_that_fails_is_passed_over(model_path: Path) -> None:
     ("options", "param"),
     [
         ({"n": 2}, "n"),
+        ({"extra_body": {"kv_transfer_params": {"prompt_token_ids": [5]}}}, "kv_transfer_params.prompt_token_ids"),
         ({"extra_body": {"penstock": {"max_tier": "huge"}}}, "penstock.max_tier"),
         ({"extra_body": {"penstock": {"quality": 101}}}, "penstock.quality"),
         ({"extra_body": {"penstock": {"speed": 1}}}, "penstock.speed"),
