@@ -120,8 +120,10 @@ async def test_named_tokens_and_rivals_that_are_wanted_at_once_have_each_their_l
             for one, other in zip((position.chosen, *position.top), (once.chosen, *once.top), strict=True):
                 assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
     named = [each.token_id for each in alone[1].logprobs[0].top]
-    assert named == [alone[1].token_ids[0], *few]
-    assert [len(answer.logprobs[0].top) for answer in together] == [3, 3, 6, 0, 2]
+    assert set(named) == {alone[1].token_ids[0], *few}
+    # What is sampled may be one of those that are named, since prompts are others in each run.
+    expected_tops = [3, len({together[1].token_ids[0], *few}), len({together[2].token_ids[0], *many}), 0, 2]
+    assert [len(answer.logprobs[0].top) for answer in together] == expected_tops
     likeliest = alone[0].logprobs[0].top
     sampling = replace(GREEDY, max_tokens=1, logprobs=0, logprob_token_ids=tuple(each.token_id for each in likeliest))
     again = await source.driver.answer(tokens[0], sampling)
