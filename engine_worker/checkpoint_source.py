@@ -13,7 +13,7 @@ HUGGING_FACE_ID: Final = re.compile(
 )
 """ORGANISATION/MODEL, with @REVISION (a branch, tag or commit) behind it or not."""
 
-_TEXT: Final = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
+_TEXT: Final = ("*.json", "*.jinja", "*.txt", "*.model", "*.model.v*", "*.tiktoken", "*.py")
 _WEIGHTS: Final = ("*.safetensors",)
 _OLD_WEIGHTS: Final = ("*.bin",)
 _IGNORED: Final = ("original/*", "onnx/*", "consolidated*")

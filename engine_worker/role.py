@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -31,6 +31,7 @@ from engine_worker.engines.movable import is_movable
 from engine_worker.engines.pooling import is_pooling, pair_form
 from engine_worker.engines.prefix import has_prefixes
 from engine_worker.engines.served_metrics import ServerMetricsCollector, is_served
+from engine_worker.engines.text import MISTRAL_MODE, has_text
 from engine_worker.instance import Instance
 from engine_worker.kv.addresses import reachable_address
 from engine_worker.kv.service import serve_agent
@@ -54,7 +55,7 @@ from mesh.runtime import Clock
 from mesh.shutdown import Shutdown
 from mesh.store.stored_setting import StoredSetting
 from mesh.tasks import TaskSet
-from mesh.text_files import read_text_files, text_hash
+from mesh.text_files import TEKKEN, TextFiles, has_chat_template, read_text_files, text_hash
 from penstock.v1 import worker_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -62,9 +63,8 @@ log = logging.getLogger(__name__)
 TICK_S = 0.05
 FLUSH_S = 1.0
 """How long frontends are given to read the end of their streams when the worker stops."""
-TEMPLATE_MODES = ("", "auto", "hf", "mistral")
-"""vLLM's tokenizer modes in which frontends make prompts by the chat template. In Mistral's, vLLM itself does not: the
-files that it takes for that are none of those that a worker hands out."""
+TEMPLATE_MODES: Final = ("", "auto", "hf")
+"""vLLM's tokenizer modes in which prompts are made by the chat template."""
 
 
 class WorkerRole:
@@ -146,7 +146,9 @@ class WorkerRole:
         self._engine = self._make_engine(self._settings, seed, clock)
         limits = await self._engine.start()
         log.info("the engine is ready", extra={"start_s": round(clock.now_s() - started_s, 1)})
-        text = await threads.run(read_text_files, Path(self._settings.model_path))
+        made, text = await threads.run(
+            _text_files, self._engine, limits.tokenizer_mode, Path(self._settings.model_path)
+        )
         defaults = await threads.run(_defaults, self._settings)
         if defaults:
             log.info("requests that say nothing else are sampled as the model recommends", extra=dict(defaults))
@@ -197,6 +199,7 @@ class WorkerRole:
                 self._pooling,
                 self._engine if takes_media(self._engine) else None,
                 _lora(self._engine),
+                made,
             ),
             "penstock.v1.Worker",
         )
@@ -222,7 +225,7 @@ class WorkerRole:
             "lora_modules": msgspec.json.encode(modules).decode() if modules else "",
             "http_url": limits.http_url,
             "data_parallel": str(limits.data_parallel),
-            "tokenizer_mode": "" if limits.tokenizer_mode in TEMPLATE_MODES else limits.tokenizer_mode,
+            "tokenizer_mode": _announced_mode(limits.tokenizer_mode, text),
             **_attributes(description, self._settings),
         }
 
@@ -395,6 +398,26 @@ def _describe(settings: WorkerSettings, context: RoleContext, limits: EngineLimi
         device=device,
         max_loras=limits.max_loras,
     )
+
+
+def _text_files(engine: Engine, mode: str, directory: Path) -> tuple[TextFiles, TextFiles]:
+    """What the checkpoint lacks for frontends, as far as the engine knows it, and with that all that they get; blocks.
+    Raises ConfigurationError."""
+    read = read_text_files(directory)
+    is_whole = "tokenizer.json" in read and (mode != MISTRAL_MODE or has_chat_template(read))
+    if is_whole:
+        return {}, read
+    made = dict(engine.text_files(read)) if has_text(engine) else {}
+    if mode == MISTRAL_MODE and (directory / TEKKEN).is_file():
+        made[TEKKEN] = (directory / TEKKEN).read_bytes()
+    if made:
+        log.info("the checkpoint has no files that frontends read; made of vLLM's tokenizer", extra={"files": [*made]})
+    return made, {**read, **made}
+
+
+def _announced_mode(mode: str, text: TextFiles) -> str:
+    """Empty where frontends make prompts by the chat template."""
+    return "" if mode in TEMPLATE_MODES or (mode == MISTRAL_MODE and TEKKEN not in text) else mode
 
 
 def _gauges(instance: Instance, reporter: Reporter, transfers: TransferWatch | None) -> Gauges:

@@ -31,7 +31,7 @@ from mesh.errors import (
 )
 from mesh.leadership_state import Fence
 from mesh.runtime import Threads
-from mesh.text_files import pieces, read_text_files, text_hash
+from mesh.text_files import TextFiles, pieces, read_text_files, text_hash
 from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -75,10 +75,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         pooling: PoolingQueue | None = None,
         expander: MediaEngine | None = None,
         lora: LoraEngine | None = None,
+        made_text: TextFiles | None = None,
     ) -> None:
         """`mover` if requests can move away from here, `steps` if the engine's steps can be watched, `pooling` if the
         model is a pooling model, `expander` if it takes images or the like, `lora` if the engine serves LoRA adapters.
-        `fence` knows the leaders whose orders are taken."""
+        `fence` knows the leaders whose orders are taken; `made_text` is what frontends need and the checkpoint has
+        not."""
         self._fence = fence or Fence()
         self._instance = instance
         self._steps = steps
@@ -87,6 +89,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._threads = threads
         self._pooling = pooling
         self._lora = lora
+        self._made_text = made_text or {}
         self._mover = mover
         self._expander = expander
         self._expanding = asyncio.Semaphore(MAX_EXPANDED_AT_ONCE)
@@ -147,9 +150,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> AsyncIterator[worker_pb2.TextFilePiece]:
         """The files that turn this model's text into tokens, if they are still those that were announced."""
         try:
-            files = await self._threads.run(read_text_files, Path(self._instance.description.model_path))
+            read = await self._threads.run(read_text_files, Path(self._instance.description.model_path))
         except ConfigurationError as error:
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        files = {**read, **self._made_text}
         if await self._threads.run(text_hash, files) != request.text_hash:
             message = "the tokenizer's files have changed since this worker was started: restart it"
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, message)

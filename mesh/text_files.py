@@ -6,7 +6,9 @@ Workers announce a hash of them and hand them out, so that frontends need no che
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from mesh.errors import ConfigurationError
 
@@ -20,12 +22,25 @@ TEXT_FILES: Final = (
     "config.json",
     "config_sentence_transformers.json",
 )
+TEKKEN: Final = "tekken.json"
+"""Mistral's own format. It is handed out where that company's library makes a model's prompts."""
+GIVEN_FILES: Final = (*TEXT_FILES, TEKKEN)
+"""All that a worker may hand out."""
 MAX_TEXT_BYTES: Final = 128 * 1024 * 1024
 """Of all of them together; the largest tokenizers in use (262k tokens) have 33 MiB."""
 PIECE_BYTES: Final = 1024 * 1024
+_TOKENIZERS: Final = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer.model.v*", "tokenizer_config.json", TEKKEN),
+    *("tiktoken.model", "*.tiktoken", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"),
+)
+"""Files of tokenizers, in any format that vLLM reads."""
 
 TextFiles = Mapping[str, bytes]
 """Contents by name; what a checkpoint does not have is not there."""
+
+
+class _TokenizerConfig(msgspec.Struct):
+    chat_template: Any = None
 
 
 def read_text_files(directory: Path) -> TextFiles:
@@ -45,6 +60,21 @@ def read_text_files(directory: Path) -> TextFiles:
     except OSError as error:
         raise ConfigurationError(f"{directory} cannot be read: {error}") from error
     return files
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Whether a tokenizer of any format lies in a checkpoint."""
+    return any(True for pattern in _TOKENIZERS for _ in directory.glob(pattern))
+
+
+def has_chat_template(files: TextFiles) -> bool:
+    """Whether they say how a chat becomes a prompt."""
+    if any(name in files for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    try:
+        return bool(msgspec.json.decode(files.get("tokenizer_config.json", b"{}"), type=_TokenizerConfig).chat_template)
+    except msgspec.MsgspecError:
+        return False
 
 
 def text_hash(files: TextFiles) -> str:

@@ -150,6 +150,7 @@ class FrontendMetrics:
             "closed_connections", "Connections closed or refused because of what they hold or send", "reason"
         )
         self.media_bytes = gauge("media_bytes", "Images, recordings and films that running requests hold")
+        self.named_media_bytes = gauge("named_media_bytes", "Images, recordings and films kept under clients' names")
         self.media_failures = counter("media_failures", "Requests whose images and the like could not be fetched")
         self.unread_members = gauge(
             "unread_members", "Members whose metrics are missing under vLLM's names, when last somebody wanted them"

@@ -31,6 +31,7 @@ from services.frontend.http.server import EdgeLimits, HttpEndpoint, HttpServer
 from services.frontend.http.tls import TlsFiles
 from services.frontend.media.expander import Expander
 from services.frontend.media.fetcher import MediaFetcher
+from services.frontend.media.named import NamedMedia
 from services.frontend.media.rules import MediaRules
 from services.frontend.media.service import MediaService
 from services.frontend.mesh_metrics import MeshMetrics
@@ -301,6 +302,7 @@ class FrontendRole:
             media=MediaService(
                 MediaFetcher(rules, settings.media_fetch_timeout_s, runtime.threads, self._media_http),
                 Expander(pool, runtime.transport, clock),
+                NamedMedia(settings.max_named_media_bytes),
                 settings.max_media_bytes,
                 settings.max_held_media_bytes,
                 settings.instance_wait_s,

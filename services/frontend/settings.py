@@ -120,6 +120,9 @@ class FrontendSettings:
     body are bounded by --max-body-bytes, too."""
     max_held_media_bytes: int = 1024 * 1024 * 1024
     """Of those of all requests that run; more are answered 503."""
+    max_named_media_bytes: int = 256 * 1024 * 1024
+    """Of those that came with a `uuid`, which are kept to be named by it alone; beyond it the least recently used are
+    dropped. 0: none are kept."""
 
     max_stored_response_bytes: int = 64 * 1024 * 1024
     """Responses (/v1/responses) that are kept for `previous_response_id`; beyond it the least recently used are

@@ -35,7 +35,7 @@ class _Model:
     def __init__(self, model: parser_pb2.ParserModel) -> None:
         self._config = _config(Path(model.directory))
         try:
-            self._tokenizer: Any = get_tokenizer(model.directory)
+            self._tokenizer: Any = get_tokenizer(model.directory, tokenizer_mode=model.tokenizer_mode or "auto")
             self._parser: Any = ParserManager.get_parser(
                 tool_parser_name=model.tool_parser or None,
                 reasoning_parser_name=model.reasoning_parser or None,
@@ -67,7 +67,7 @@ class VllmParsers:
     """`Parsers` of the installed vLLM."""
 
     def __init__(self) -> None:
-        self._models: OrderedDict[tuple[str, str, str], _Model] = OrderedDict()
+        self._models: OrderedDict[tuple[str, ...], _Model] = OrderedDict()
         self._renderers = VllmRenderers()
 
     def load(self, model: parser_pb2.ParserModel) -> str:
@@ -109,7 +109,7 @@ class VllmParsers:
             raise ParserRefused(f"{type(error).__name__}: {error}") from error
 
     def _model(self, model: parser_pb2.ParserModel) -> _Model:
-        key = (model.directory, model.tool_parser, model.reasoning_parser)
+        key = (model.directory, model.tokenizer_mode, model.tool_parser, model.reasoning_parser)
         if key not in self._models:
             self._models[key] = _Model(model)
             if len(self._models) > MAX_MODELS:

@@ -11,6 +11,7 @@ from tests.conformance.other_cases import RESPONSES_CASES, SERVER_CASES, TOKENIZ
 from tests.conformance.pooling_cases import CASES as POOLING_CASES
 from tests.conformance.reasoning_cases import CASES as REASONING_CASES
 from tests.conformance.rendering_cases import CASES as RENDERING_CASES
+from tests.conformance.tokenizer_cases import CASES as TOKENIZER_FORMAT_CASES
 
 CASES: list[Case] = [
     *CHAT_CASES,
@@ -21,6 +22,7 @@ CASES: list[Case] = [
     *SERVER_CASES,
     *REASONING_CASES,
     *RENDERING_CASES,
+    *TOKENIZER_FORMAT_CASES,
     *ADAPTER_CASES,
     *IMAGE_CASES,
     *DECISION_CASES,

@@ -112,11 +112,11 @@ def _asked(client: httpx.Client, case: Case, path: str) -> Answer:
 
 
 def metrics_of(page: str) -> dict[str, Json]:
-    """The type and the labels of each metric that has vLLM's prefix; values are a matter of time."""
+    """The type and the labels of each metric that vLLM has for its users; values are a matter of time."""
     return {
         family.name: {"type": family.type, **{name: "label" for each in family.samples for name in each.labels}}
         for family in text_string_to_metric_families(page)
-        if family.name.startswith("vllm:") and not family.name.endswith("_created")
+        if family.name.startswith(("vllm:", "http_")) and not family.name.endswith("_created")
     }
 
 

@@ -96,6 +96,11 @@ CASES = [
     chat("chat_template_kwargs tools", chat_template_kwargs={"tools": [TOOL]}),
     chat("chat_template_kwargs add_generation_prompt", chat_template_kwargs={"add_generation_prompt": False}),
     chat("chat_template_kwargs chat_template", chat_template_kwargs={"chat_template": "{{ messages[0].content }}"}),
+    chat(
+        "kv_transfer_params of a prompt", kv_transfer_params={"prompt_token_ids": [45, 293, 84]}, return_token_ids=True
+    ),
+    chat("kv_transfer_params of no prompt", kv_transfer_params={"prompt_token_ids": []}),
+    chat("kv_transfer_params beyond the vocabulary", kv_transfer_params={"prompt_token_ids": [100_000]}),
     chat("media_io_kwargs empty", media_io_kwargs={}),
     chat("a tool of a name in words", tools=[{"type": "function", "function": {"name": "a b"}}]),
     chat("a system's message", messages=[{"role": "system", "content": "Be brief."}, *ADD]),

@@ -67,6 +67,8 @@ CASES = [
     *both("logprobs 0", logprobs=0),
     *both("logprobs 1", logprobs=1),
     *both("logprobs 3", logprobs=3),
+    completion("logprobs true", logprobs=True),
+    completion("logprobs false", logprobs=False),
     completion("logprobs 21", logprobs=21),
     completion("logprobs -1", logprobs=-1, max_tokens=1),
     completion("logprobs -2", logprobs=-2),

@@ -78,8 +78,8 @@ DELIBERATE = (
         "the bytes of every token: vLLM has none of a part of a character, and of rivals named by id those of the name",
         (
             (
-                r"chat: (logprob_token_ids( by id|, 128)|images, .*)",
-                r"body\.choices\[\]\.logprobs\.content\[\]\.top_logprobs\[\]\.(bytes.*|token:  \| \ufffd)|"
+                r"chat: (logprob_token_ids( by id|, 128)|images, .*|(tekken|tiktoken), logprobs)",
+                r"body\.choices\[\]\.logprobs\.content\[\](\.top_logprobs\[\])?\.(bytes.*|token:  \| \ufffd)|"
                 r"body\.prompt_logprobs\[\]\.\d+\.decoded_token:  \| \ufffd",
             ),
             (
@@ -88,7 +88,7 @@ DELIBERATE = (
             ),
             (r"responses: .*", r"body(\.events\.response\..*\.response)?\.(store|error)"),
             (r"messages: .*", r"body\.stop_sequence|body\.events\.message_start\..*cache_(creation|read)_input_tokens"),
-            (r"server: GET /v1/models(, .*)?", r"body\.data\[\]\.penstock"),
+            (r"server: GET /v1/models/?(, .*)?", r"body\.data\[\]\.penstock"),
             (r"server: GET /v1/models, .* adapters?", r"body\.data\[\]\.max_model_len"),
             (r"server: adapters, .*", r"content_type"),
         ),
@@ -161,13 +161,14 @@ DELIBERATE = (
     ),
     Deliberate(
         "metrics",
-        "have `member_id`, since one page has all instances and frontends. Not told: guesses of a GPU's work, sleep "
-        "states, caches of images, rejections by the engine's own queue, what a connector was asked for, how often a "
-        "single request was preempted, and how a parser fared",
+        "have `member_id`, since one page has all instances and frontends; what vLLM's web framework counts "
+        "(`http_*`), `penstock_frontend_requests` has by model, path and status. Not told: guesses of a GPU's work, "
+        "sleep states, caches of images, rejections by the engine's own queue, what a connector was asked for, how "
+        "often a single request was preempted, and how a parser fared",
         (
             (
                 r"server: GET /metrics",
-                r"body\.vllm:.*\.member_id: absent \| label|body\.vllm:cache_config_info\..*|"
+                r"body\.vllm:.*\.member_id: absent \| label|body\.vllm:cache_config_info\..*|body\.http_.*|"
                 r"body\.vllm:(estimated_.*_per_gpu|engine_sleep_state|external_prefix_cache_(hits|queries)|"
                 r"mm_cache_(hits|queries)|admission_rejections|request_num_preemptions|"
                 r"tool_call_parser_invocations): .* \| absent",

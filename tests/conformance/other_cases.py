@@ -214,6 +214,7 @@ TOKENIZER_CASES = [
     of_model("tokenizer", "chat", "/tokenize", messages=ADD),
     of_model("tokenizer", "chat, token strings", "/tokenize", messages=ADD, return_token_strs=True),
     of_model("tokenizer", "chat with tools", "/tokenize", messages=ADD, tools=[TOOL, OTHER_TOOL]),
+    of_model("tokenizer", "chat with an empty list of tools", "/tokenize", messages=ADD, tools=[]),
     of_model("tokenizer", "chat without a generation prompt", "/tokenize", messages=ADD, add_generation_prompt=False),
     of_model(
         "tokenizer",
@@ -252,6 +253,7 @@ BATCHES: dict[str, dict[str, Any]] = {
 SERVER_CASES = [
     get("server", "/v1/models"),
     get("server", "/v1/models/demo-large"),
+    get("server", "/v1/models/"),
     get("server", "/health"),
     get("server", "/ping"),
     get("server", "/version"),

@@ -18,6 +18,7 @@ from tests.conformance.made_models import LOADED, MODELS, make_adapted, make_too
 from tests.in_time import eventually
 from tests.mesh.running_mesh import RunningMesh, free_port
 from tests.vllm.deciding_model import make_decider
+from tests.vllm.other_tokenizers import make_tekken, make_tiktoken
 from tests.vllm.thinking_model import SWITCH, make_thinker
 from tests.vllm.tiny_bert import make_tiny_bert
 from tests.vllm.tiny_images import make_tiny_idefics
@@ -112,6 +113,23 @@ SERVED: Mapping[str, Served] = MappingProxyType(
                 for each in ("enable_lora=true", "max_loras=2", f"lora_modules={LOADED}={LOADED}")
                 for word in ("--engine-arg", each)
             ),
+        ),
+        "tekken": Served(
+            make_tekken,
+            (
+                "--tokenizer-mode",
+                "mistral",
+                "--enable-auto-tool-choice",
+                "--tool-call-parser",
+                "mistral",
+                *PROMPT_DETAILS,
+            ),
+            ("--engine-arg", "tokenizer_mode=mistral", "--tool-call-parser", "mistral"),
+        ),
+        "tiktoken": Served(
+            make_tiktoken,
+            ("--trust-remote-code", *PROMPT_DETAILS),
+            ("--engine-arg", "trust_remote_code=true"),
         ),
         "decides": Served(make_decider, PROMPT_DETAILS, ()),
         "eyes": Served(make_tiny_idefics, PROMPT_DETAILS, ()),

@@ -1,5 +1,7 @@
 """vLLM's own parser looks at every engine argument that the worker has no setting for."""
 
+from pathlib import Path
+
 import pytest
 
 from engine_worker.engines.vllm.settings import VllmSettings
@@ -49,6 +51,16 @@ def test_what_is_wrong_is_told(argument: str, reason: str) -> None:
 
     with pytest.raises(ConfigurationError, match=reason):
         parse_others((argument,))
+
+
+@pytest.mark.parametrize(("given", "mode"), [((), "mistral"), (("tokenizer_mode=hf",), "hf")])
+def test_a_repository_of_mistrals_is_read_by_its_own_library(tmp_path: Path, given: tuple[str, ...], mode: str) -> None:
+    from engine_worker.engines.vllm.arguments import KvEndpoints, engine_arguments
+
+    for name in ("tekken.json", "params.json"):
+        (tmp_path / name).write_text("{}")
+    settings = VllmSettings(str(tmp_path), others=given)
+    assert engine_arguments(settings, "cpu", KvEndpoints("tcp://a", "tcp://b", None)).tokenizer_mode == mode
 
 
 def test_what_the_mesh_sets_itself_are_arguments_of_vllm() -> None:

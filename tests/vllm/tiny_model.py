@@ -7,21 +7,21 @@ VOCABULARY = range(3, 512)
 EOS_TOKEN_ID = 1
 
 
-def make_tiny_llama(path: Path) -> None:
+def make_tiny_llama(path: Path, *, vocabulary: int = VOCABULARY.stop, context: int = 1024) -> None:
     """Write a Llama checkpoint without tokenizer. Large weights keep greedy choices far apart."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY.stop,
+        vocab_size=vocabulary,
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
-        max_position_embeddings=1024,
+        max_position_embeddings=context,
         bos_token_id=0,
         eos_token_id=EOS_TOKEN_ID,
         pad_token_id=2,

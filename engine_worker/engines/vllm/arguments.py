@@ -13,13 +13,15 @@ from vllm.config import KVEventsConfig, KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from engine_worker.engines.vllm.checkpoint import has_tokenizer
+from engine_worker.engines.text import MISTRAL_MODE
+from engine_worker.engines.vllm.checkpoint import has_mistral_tokenizer
 from engine_worker.engines.vllm.connector.settings import CONNECTOR_CLASS, CONNECTOR_MODULE
 from engine_worker.engines.vllm.environment import Device, has_one_process_each
 from engine_worker.engines.vllm.hidden_states.message import EXTENSION_CLASS
 from engine_worker.engines.vllm.kv_events import BUFFERED_BATCHES
 from engine_worker.engines.vllm.settings import VllmSettings
 from mesh.errors import ConfigurationError
+from mesh.text_files import has_tokenizer
 
 _CPU_KV_CACHE_BYTES = 256 * 1024 * 1024
 SPARE_LORAS: Final = 1
@@ -69,6 +71,8 @@ def engine_arguments(settings: VllmSettings, device: Device, endpoints: KvEndpoi
             f"prefix_caching_hash_algo={others['prefix_caching_hash_algo']}: with --host-kv blocks are named by vLLM's "
             "hashes, which must be such that no two contents share one: sha256 or sha256_cbor"
         )
+    if others.get("tokenizer_mode", "auto") == "auto" and has_mistral_tokenizer(Path(settings.model_path)):
+        others["tokenizer_mode"] = MISTRAL_MODE
     if on_cpu and others.get("enable_lora"):
         others |= _with_spare_lora(others)
     return AsyncEngineArgs(

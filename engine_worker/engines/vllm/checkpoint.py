@@ -53,9 +53,11 @@ def has_recurrent_layers(model_path: Path) -> bool:
     return bool(_RECURRENT_KEYS & text_config.keys() or kinds & _RECURRENT_LAYERS)
 
 
-def has_tokenizer(model_path: Path) -> bool:
-    """Whether a tokenizer lies beside the weights."""
-    return any((model_path / name).exists() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"))
+def has_mistral_tokenizer(model_path: Path) -> bool:
+    """Whether this is a repository of Mistral's without a tokenizer of transformers. vLLM knows those by
+    `consolidated*.safetensors`, the same weights in another form, which are not fetched from the Hub here."""
+    names = {"tekken.json": True, "params.json": True, "tokenizer.json": False}
+    return all((model_path / name).is_file() is there for name, there in names.items())
 
 
 def _tokenizer_eos(model_path: Path) -> set[int]:

@@ -24,6 +24,7 @@ from controlplane.model.request import EngineRequest
 from engine_worker.adapters import NumberedAdapter
 from engine_worker.engines.interface import EngineLimits
 from engine_worker.engines.pooling import PoolingParameters, known_tasks
+from engine_worker.engines.text import MISTRAL_MODE
 from engine_worker.engines.vllm.arguments import SPARE_LORAS, KvEndpoints, engine_arguments
 from engine_worker.engines.vllm.carriers import WITHOUT_ANSWER, kv_parameters
 from engine_worker.engines.vllm.connector.grammar import ends_by_content, replay_obstacle, tokens_behind_reasoning
@@ -33,7 +34,9 @@ from engine_worker.engines.vllm.load import StepStats
 from engine_worker.engines.vllm.media import MediaProcessor, media_facts
 from engine_worker.engines.vllm.settings import VllmSettings
 from engine_worker.engines.vllm.step_stats import step_logger_class
+from engine_worker.engines.vllm.tokenizer_files import is_mistral, made_text_files
 from mesh.errors import AdapterUnavailable, ConfigurationError, EngineFailed, RequestRefused
+from mesh.text_files import TextFiles
 
 _REAP_S = 1.0
 _CALL_TIMEOUT_S = 10.0
@@ -87,7 +90,9 @@ class Core:
             tensor_parallel=config.parallel_config.tensor_parallel_size,
             pipeline_parallel=config.parallel_config.pipeline_parallel_size,
             max_loras=self.lora_limits()[0],
-            tokenizer_mode=config.model_config.tokenizer_mode,
+            tokenizer_mode=MISTRAL_MODE
+            if is_mistral(self._llm.renderer.tokenizer)
+            else config.model_config.tokenizer_mode,
         )
 
     @property
@@ -161,6 +166,11 @@ class Core:
         except (TypeError, ValueError, VLLMClientError) as error:
             raise RequestRefused(str(error)) from error
         return params
+
+    def text_files(self, checkpoint: TextFiles) -> TextFiles:
+        """See `TextEngine.text_files`."""
+        tokenizer = self._llm.renderer.tokenizer
+        return {} if tokenizer is None else made_text_files(tokenizer, checkpoint)
 
     async def expand(self, media: PromptMedia) -> ExpandedPrompt:
         """See `MediaEngine.expand`."""

@@ -17,6 +17,7 @@ from engine_worker.engines.pooling import PoolingParameters
 from engine_worker.engines.vllm.engine import VllmEngine
 from engine_worker.engines.vllm.processes import VllmProcesses
 from engine_worker.engines.vllm.settings import VllmSettings
+from mesh.text_files import TextFiles
 
 
 class DataParallelVllm(DataParallelEngine):
@@ -41,6 +42,10 @@ class DataParallelVllm(DataParallelEngine):
     def media(self) -> Mapping[str, MediaFacts]:
         """See `MediaEngine`."""
         return self._first.media
+
+    def text_files(self, checkpoint: TextFiles) -> TextFiles:
+        """See `TextEngine`."""
+        return self._first.text_files(checkpoint)
 
     async def expand(self, media: PromptMedia) -> ExpandedPrompt:
         """See `MediaEngine`."""

@@ -39,6 +39,7 @@ from engine_worker.engines.vllm.sampling import refusal, sampling_arguments
 from engine_worker.engines.vllm.settings import VllmSettings
 from mesh.errors import AdapterUnavailable, EngineFailed, QueueFull, RequestRefused
 from mesh.tasks import TaskSet
+from mesh.text_files import TextFiles
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -141,6 +142,10 @@ class VllmEngine(MovableByConnector[Migrations, EngineRequestState]):
         if parameters.task not in self.pooling_tasks:
             raise RequestRefused(f"this model does not {parameters.task}; it does {', '.join(self.pooling_tasks)}")
         return await core.pool(request_id, token_ids, parameters, priority)
+
+    def text_files(self, checkpoint: TextFiles) -> TextFiles:
+        """See `TextEngine`."""
+        return self._running[0].text_files(checkpoint)
 
     async def expand(self, media: PromptMedia) -> ExpandedPrompt:
         """See `MediaEngine`."""

@@ -8,6 +8,7 @@ from controlplane.deployment.gpus import CPU_PLACES
 from controlplane.deployment.replicas import Shape, id_part, shaped
 from engine_worker.checkpoint_source import is_hugging_face_id, locate_checkpoint
 from mesh.errors import ConfigurationError
+from mesh.text_files import has_tokenizer
 from services.cli.supervisor.launcher import ProcessSpec
 
 DEMO_MODELS = Path(__file__).resolve().parents[3] / "demo" / "models"
@@ -152,10 +153,10 @@ def parse_model(
         path = locate(name)
     else:
         path, name = Path(name), Path(name).name
-    if not (path / "tokenizer.json").is_file():
+    if not has_tokenizer(path):
         known = ", ".join(sorted(entry.name for entry in DEMO_MODELS.iterdir() if entry.is_dir()))
         raise ConfigurationError(
-            f"no model at {path}, which would hold a tokenizer.json: --model takes a demo model ({known}), a "
+            f"no model at {path}, which would hold a tokenizer: --model takes a demo model ({known}), a "
             "directory with a Hugging Face checkpoint, a model of the Hub (Qwen/Qwen3-0.6B), or NAME= before these"
         )
     model = ModelSpec(name, path.resolve(), workers, phases or PhaseCounts())

@@ -279,8 +279,11 @@ class ChatFormat:
         if piece.finish is None and self._is_plain and self._messages is None:
             return self._envelope.text_event(piece.index, piece.text)
         delta, finish, extras = self._delta(piece), self._finish(piece), self._extras
-        if delta == _NOTHING and finish is None and self._is_plain:
-            return b""
+        if delta == _NOTHING and finish is None:
+            if self._is_plain:
+                return b""
+            if piece.message is not None:  # as vLLM's parsers say of a token that is no text
+                delta = ChatDelta(content="")
         logprobs = self._logprobs(piece.positions)
         choice = ChatChunkChoice(piece.index, delta, logprobs, finish, token_ids=extras.ids_of(piece.token_ids))
         if finish is None and not extras.counts:

@@ -179,7 +179,7 @@ def read_until(give_up_below: float, progressed: Callable[[TierReader], None] = 
 async def ask_tier(service: FrontendService, question: TierQuestion, client: Client, read: Read) -> TierAnswer:
     """Let a model answer, as far as `read` wants it. Raises ApiError, as any request to the model would."""
     request = _with_logprobs(question.request) if question.with_logprobs else question.request
-    with service.media.held(service.clock() + client.left_s()) as media:
+    with service.media.held(service.clock() + client.left_s(), client.tenant.name) as media:
         plan = await plan_request(request, question.request_id, question.model, 1, service.threads, media)
         return await _ask_planned(service, question, client, read, plan)
 

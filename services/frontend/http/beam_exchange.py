@@ -42,7 +42,7 @@ class BeamExchange(ModelExchange):
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
         check_beams(self._request)
         service = self._service
-        with service.media.held(service.clock() + self._left_s()) as media:
+        with service.media.held(service.clock() + self._left_s(), self._owner) as media:
             await self._search_with(media, sender, scope)
 
     async def _search_with(self, media: MediaLoader, sender: AnswerSender, scope: Scope) -> None:

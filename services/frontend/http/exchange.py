@@ -257,7 +257,7 @@ class ModelExchange(Exchange):
 
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
         service = self._service
-        with service.media.held(service.clock() + self._left_s()) as media:
+        with service.media.held(service.clock() + self._left_s(), self._owner) as media:
             await self._generate_with(media, sender, scope)
 
     async def _generate_with(self, media: MediaLoader, sender: AnswerSender, scope: Scope) -> None:

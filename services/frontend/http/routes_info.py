@@ -33,7 +33,9 @@ def info_routes(service: CascadeService) -> APIRouter:
 
     @router.get("/v1/models/{model:path}", **answer_docs("Model", "The model", 401, 404))
     async def retrieve_model(model: str, request: Request) -> Response:
-        """One model, by its id; 404 if no worker serves it now."""
+        """One model, by its id; 404 if no worker serves it now. A slash without an id leads to the list."""
+        if not model:
+            return Response(status_code=307, headers={"location": "/v1/models"})
         check_model(await frontend.authenticate(request.headers.get("authorization")), model)
         for served in _models(service):
             if served.id == model:

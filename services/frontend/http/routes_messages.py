@@ -16,6 +16,7 @@ from services.frontend.http.openapi import body_docs, translated_docs
 from services.frontend.http.raw_route import RawRoute
 from services.frontend.http.translated_exchange import TranslatedExchange, accept_chat, authorization_of
 from services.frontend.requests import messages_schema
+from services.frontend.requests.api_keys import tenant_of
 from services.frontend.requests.messages_schema import (
     CountTokensRequest,
     MessagesRequest,
@@ -40,7 +41,8 @@ def messages_routes(service: CascadeService) -> APIRouter:
             body, unknown = decode_leniently(await timely_body(frontend, request), MessagesRequest)
             translator = MessagesTranslator(f"msg_{frontend.entropy.token_hex(16)}")
             chat = messages_schema.chat_body(body, await _template_facts(service, request, body))
-            exchange = await accept_chat(service, request, chat, "msg", unknown)
+            ignored = [*unknown, *messages_schema.without_effect(body)]
+            exchange = await accept_chat(service, request, chat, "msg", ignored)
             return TranslatedExchange(exchange, translator)
 
         return await _as_anthropic(frontend, request, answer)
@@ -53,8 +55,10 @@ def messages_routes(service: CascadeService) -> APIRouter:
             body, unknown = decode_leniently(await timely_body(frontend, request), CountTokensRequest)
             facts = await _template_facts(service, request, body)
             chat = decode_body(encode(messages_schema.chat_body(body, facts)), ChatCompletionRequest)
-            model = await frontend.model(chat.model, await frontend.authenticate(authorization_of(request)))
-            with frontend.media.held(frontend.clock() + frontend.settings.request_deadline_s) as media:
+            key = await frontend.authenticate(authorization_of(request))
+            model = await frontend.model(chat.model, key)
+            ends_s = frontend.clock() + frontend.settings.request_deadline_s
+            with frontend.media.held(ends_s, tenant_of(key).name) as media:
                 plan = await plan_chat(chat, "count", model, frontend.threads, media)
             count = encode(TokenCount.of(plan.prompt_tokens))
             return Response(count, headers=without_effect_header(unknown), media_type="application/json")

@@ -10,7 +10,7 @@ from services.frontend.http.body import decode_body, decode_leniently, timely_bo
 from services.frontend.http.exchange import without_effect_header
 from services.frontend.http.openapi import body_docs
 from services.frontend.http.raw_route import RawRoute
-from services.frontend.requests.api_keys import ApiKey
+from services.frontend.requests.api_keys import ApiKey, tenant_of
 from services.frontend.requests.models import ServedModel
 from services.frontend.requests.plan import plan_chat
 from services.frontend.requests.schema import ChatCompletionRequest
@@ -76,10 +76,12 @@ async def _chat(frontend: FrontendService, body: bytes, key: ApiKey | None) -> t
     fields = msgspec.json.decode(body)
     for name in ("add_special_tokens", "return_token_strs"):
         fields.pop(name, None)
+    if fields.get("tools") == []:
+        del fields["tools"]  # which is not refused here, unlike in a chat, as by vLLM
     request, unknown = decode_leniently(msgspec.json.encode(fields), ChatCompletionRequest)
     refuse_unsupported(request)
     model = await frontend.model(request.model, key)
-    with frontend.media.held(frontend.clock() + frontend.settings.request_deadline_s) as media:
+    with frontend.media.held(frontend.clock() + frontend.settings.request_deadline_s, tenant_of(key).name) as media:
         plan = await plan_chat(request, "tokenize", model, frontend.threads, media)
     return model, list(plan.prompts[0].token_ids), unknown
 

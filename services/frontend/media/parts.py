@@ -16,7 +16,7 @@ MODALITY_OF: Final[Mapping[str, str]] = {
 }
 """By the type of a part, which is the name of the field with its content, too."""
 _OTHER_FIELDS: Final = frozenset(("type", "cache_control", "uuid"))
-"""Accepted; without effect: media are known by what is in them."""
+"""Beside the content. `cache_control` is without effect."""
 _CONTENT_FIELDS: Final[Mapping[str, frozenset[str]]] = {
     "image_url": frozenset(("url", "detail")),
     "audio_url": frozenset(("url",)),
@@ -31,9 +31,11 @@ class MediaPart:
 
     modality: str
     url: str
-    """http, https, file or data."""
+    """http, https, file or data; empty for one that is known by its `uuid` alone."""
     param: str
     """Where it stands in the request, for errors."""
+    uuid: str | None = None
+    """The client's name for it."""
 
 
 def is_media(part: Any) -> bool:
@@ -78,14 +80,26 @@ def unknown_fields(part: Mapping[str, Any], param: str) -> Iterator[str]:
 def _media_part(part: Mapping[str, Any], param: str) -> MediaPart:
     kind = part["type"]
     content, param = part.get(kind), f"{param}.{kind}"
+    uuid = None if part.get("uuid") is None else str(part["uuid"])
+    if uuid is not None and kind in part and _is_empty(content):
+        return MediaPart(MODALITY_OF[kind], "", param, uuid)
     if isinstance(content, str) and kind != "input_audio":
         content = {"url": content}
     if not isinstance(content, Mapping):
         raise bad_request(f"`{param}` must be an object.", param, "invalid_value")
     if kind == "input_audio":
         form = _text(content.get("format", "wav"), f"{param}.format")
-        return MediaPart("audio", f"data:audio/{form};base64,{_text(content.get('data'), f'{param}.data')}", param)
-    return MediaPart(MODALITY_OF[kind], _text(content.get("url"), f"{param}.url"), param)
+        url = f"data:audio/{form};base64,{_text(content.get('data'), f'{param}.data')}"
+    else:
+        url = _text(content.get("url"), f"{param}.url")
+    return MediaPart(MODALITY_OF[kind], url, param, uuid)
+
+
+def _is_empty(content: Any) -> bool:
+    """Whether a part brings nothing but its `uuid`: null, or an object without a URL or data."""
+    if isinstance(content, Mapping):
+        return not (content.get("url") or content.get("data"))
+    return content is None or content == ""
 
 
 def _text(value: Any, param: str) -> str:

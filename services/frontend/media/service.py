@@ -9,9 +9,10 @@ from typing import Final
 from controlplane.model.media import media_hash
 from mesh.runtime import Threads
 from penstock.v1 import request_pb2
-from services.frontend.errors import ApiError, unavailable
+from services.frontend.errors import ApiError, bad_request, unavailable
 from services.frontend.media.expander import Expander
 from services.frontend.media.fetcher import MediaFetcher, in_thread_if_large
+from services.frontend.media.named import MediaName, NamedMedia
 from services.frontend.media.parts import MediaPart
 from services.frontend.media.rules import too_large
 from services.frontend.metrics import FrontendMetrics
@@ -34,6 +35,7 @@ class MediaService:
 
     fetcher: MediaFetcher
     expander: Expander
+    named: NamedMedia
     max_bytes: int
     """Of one request, its copies for several answers included."""
     max_held_bytes: int
@@ -46,10 +48,10 @@ class MediaService:
     held_bytes: int = 0
 
     @contextmanager
-    def held(self, ends_s: float) -> Iterator["MediaLoader"]:
-        """What is loaded inside, for one request that ends by then, counts as held until it is left: the request may
-        have to be placed again."""
-        loader = MediaLoader(self, ends_s)
+    def held(self, ends_s: float, tenant: str) -> Iterator["MediaLoader"]:
+        """What is loaded inside, for one request of this tenant that ends by then, counts as held until it is left:
+        the request may have to be placed again."""
+        loader = MediaLoader(self, ends_s, tenant)
         try:
             yield loader
         finally:
@@ -75,6 +77,7 @@ class MediaLoader:
 
     service: MediaService
     ends_s: float
+    tenant: str
     held_bytes: int = field(default=0)
 
     async def expand(
@@ -84,29 +87,54 @@ class MediaLoader:
         service = self.service
         left_bytes = service.max_bytes // copies
         turns = asyncio.Semaphore(MAX_FETCHES)
+        known = [None if part.url else self._known(part) for part in parts]
 
-        async def fetch(part: MediaPart) -> request_pb2.Media:
+        async def load(part: MediaPart, media: request_pb2.Media | None) -> request_pb2.Media:
             nonlocal left_bytes
             async with turns:
-                content = await service.fetcher.fetch(part.url, left_bytes, part.param)
+                content = media.content if media else await service.fetcher.fetch(part.url, left_bytes, part.param)
                 left_bytes -= len(content)
                 if left_bytes < 0:
                     raise too_large(service.max_bytes, part.param)
                 self._hold(len(content) + len(part.url))
-                told = await in_thread_if_large(service.threads, len(content), media_hash, part.modality, content)
-                return request_pb2.Media(modality=part.modality, content=content, media_hash=told)
+                if media is None:
+                    told = await in_thread_if_large(service.threads, len(content), media_hash, part.modality, content)
+                    media = request_pb2.Media(modality=part.modality, content=content, media_hash=told)
+                return media
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(fetch(part)) for part in parts]
+                tasks = [group.create_task(load(*each)) for each in zip(parts, known, strict=True)]
         except BaseExceptionGroup as errors:
             service.metrics.media_failures.inc()
             raise _first(errors) from errors
-        media = request_pb2.PromptMedia(items=[task.result() for task in tasks], template_token_ids=template_token_ids)
+        items = [task.result() for task in tasks]
+        self._keep_named(parts, items)
+        media = request_pb2.PromptMedia(items=items, template_token_ids=template_token_ids)
         give_up_s = min(self.ends_s, service.clock() + service.wait_s)
         expanded = await service.expander.expand(model, media, give_up_s)
         media.spans.extend(expanded.spans)
         return ExpandedMedia(list(expanded.prompt_token_ids), media)
+
+    def _known(self, part: MediaPart) -> request_pb2.Media:
+        found = self.service.named.find(self._name(part))
+        if found is None:
+            raise bad_request(
+                f"The {part.modality} `{(part.uuid or '')[:200]}` is not known here, or no longer: send it once more, "
+                "with its `uuid`.",
+                part.param,
+                "media_unknown",
+            )
+        return found
+
+    def _keep_named(self, parts: Sequence[MediaPart], items: Sequence[request_pb2.Media]) -> None:
+        for part, media in zip(parts, items, strict=True):
+            if part.uuid is not None:
+                self.service.named.keep(self._name(part), media)
+        self.service.metrics.named_media_bytes.set(self.service.named.size_bytes)
+
+    def _name(self, part: MediaPart) -> MediaName:
+        return MediaName(self.tenant, part.modality, part.uuid or "")
 
     def _hold(self, size_bytes: int) -> None:
         self.service.hold(size_bytes)

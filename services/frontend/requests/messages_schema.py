@@ -194,6 +194,12 @@ def disables_thinking(request: CountTokensRequest) -> bool:
     return isinstance(request.thinking, ThinkingDisabled)
 
 
+def without_effect(request: CountTokensRequest) -> list[str]:
+    """Parameters that change nothing here and have no place in a chat completion."""
+    wants_call = request.tool_choice is not None and request.tool_choice.type in ("any", "tool")
+    return ["tool_choice"] if wants_call and not _tools_in_effect(request) else []
+
+
 def chat_body(request: CountTokensRequest, template: TemplateFacts = TemplateFacts()) -> dict[str, Any]:
     """The chat completion's body. Raises ApiError (400) for what it has no place for."""
     try:
@@ -290,8 +296,8 @@ def _tool(tool: AnthropicTool) -> dict[str, Any]:
 def _tool_choice(choice: AnthropicToolChoice, *, has_tools: bool) -> dict[str, Any]:
     if choice.type == "tool" and not choice.name:
         raise bad_request("`tool_choice.name` is missing.", "tool_choice.name", "missing_required_parameter")
-    if not has_tools and choice.type in ("auto", "none"):
-        return {}  # says nothing
+    if not has_tools:
+        return {}
     wanted: Any = {"auto": "auto", "any": "required", "none": "none"}.get(choice.type)
     return {
         "tool_choice": wanted or {"type": "function", "function": {"name": choice.name}},

@@ -318,7 +318,12 @@ class ModelCatalogue:
         if self._parser_process is None:
             raise ConfigurationError(f"there is no process here for vLLM's parsers {tools} {reasoning}")
         directory = await self._folder(member)
-        model = parser_pb2.ParserModel(directory=str(directory), tool_parser=tools, reasoning_parser=reasoning)
+        model = parser_pb2.ParserModel(
+            directory=str(directory),
+            tokenizer_mode=member.attributes.get("tokenizer_mode", ""),
+            tool_parser=tools,
+            reasoning_parser=reasoning,
+        )
         await self._parser_process.load(model)
         return OutsideParsers(self._parser_process, model)
 

@@ -305,7 +305,8 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     """16 by default; 0 computes the prompt only."""
     prompt: str | list[str | TokenId | list[TokenId]]
     """A text, several, the token ids of one prompt, or those of several."""
-    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | bool | None = None
+    """Rivals of each token; a boolean, which is a chat's way, counts as 0 or 1, as in vLLM."""
     echo: bool | None = None
     """Put the prompt before the answer, and its logprobs before the answer's."""
     best_of: int | None = None
@@ -314,6 +315,11 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     """Refused."""
     prompt_embeds: Any = None
     """Refused."""
+
+    def __post_init__(self) -> None:
+        """Makes a number of `logprobs`."""
+        if self.logprobs is not None:
+            self.logprobs = int(self.logprobs)
 
 
 GenerationRequest: TypeAlias = ChatCompletionRequest | CompletionRequest

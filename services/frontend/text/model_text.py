@@ -10,12 +10,14 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from mesh.errors import ConfigurationError
-from mesh.text_files import TextFiles, read_text_files
+from mesh.text_files import TEKKEN, TextFiles, read_text_files
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.chunked import ChunkedTokenizer
 from services.frontend.text.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer, token_bytes
 
 DEFAULT_CACHE_BYTES: Final = 64 * 1024 * 1024
+_WRITTEN_BY_MISTRAL: Final = frozenset(("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"))
+"""Special tokens that vLLM spells out whatever a request says, where Mistral's library reads the tokens."""
 _DECODE_SAMPLE: Final = "Hello, wörld! 你好 🙂\n\n  x = 1"
 
 # One process of many on its machine: handing a short text to a thread pool costs more than tokenising it.
@@ -52,6 +54,8 @@ class ModelText:
         """What an embedding model wants to be told of each use of its vectors (`search_query`)."""
         self.model_type = ""
         """As config.json names the architecture."""
+        self.written_tokens: frozenset[str] | None = None
+        """Special tokens that texts always hold, and the only ones; None: requests choose (`skip_special_tokens`)."""
         self.pad_token_id: int | None = None
         self.has_segments = False
         """Segment ids say to the model which text of a pair a token belongs to (BERT's kind)."""
@@ -88,6 +92,8 @@ class ModelText:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         config = _json(files, "tokenizer_config.json", origin)
+        # transformers' name for texts in which nothing is a special token.
+        tokenizer.encode_special_tokens = bool(config.get("split_special_tokens"))
         special = _special_tokens(config)
         template = _template_source(files, config, origin)
         text = cls(
@@ -104,6 +110,8 @@ class ModelText:
         segments = model_config.get("type_vocab_size", 0)
         text.has_segments = isinstance(segments, int) and segments > 1
         text.labels = _labels(model_config)
+        if TEKKEN in files:
+            text.written_tokens = _WRITTEN_BY_MISTRAL
         text.model_type = str(model_config.get("model_type", ""))
         text.instructions = _instructions(model_config, _json(files, "config_sentence_transformers.json", origin))
         text.pad_token_id = tokenizer.token_to_id(special["pad_token"]) if "pad_token" in special else None
@@ -199,6 +207,8 @@ class ModelText:
     ) -> Detokenizer:
         """A fresh one for an answer to this prompt. `shown`: special tokens that are spelled out all the same; other
         decoders than byte-level ones spell out all of them then."""
+        if self.written_tokens is not None:
+            shown, skip_special_tokens = self.written_tokens, True
         shown = shown & self._special_texts if skip_special_tokens else frozenset()
         if self._bytes_of_token is None:
             decode = partial(self.decode, skip_special_tokens=skip_special_tokens and not shown)

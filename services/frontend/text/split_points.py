@@ -41,7 +41,11 @@ def cut(text: str) -> list[str]:
 def special_tokens(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     """Matches the added tokens as the tokenizer finds them (leftmost, longest); None if some are found in another way
     (blanks around them swallowed, whole words only, after normalisation) or a split point may lie inside one."""
-    added = list(tokenizer.get_added_tokens_decoder().values())
+    added = [
+        token
+        for token in tokenizer.get_added_tokens_decoder().values()
+        if not (token.special and tokenizer.encode_special_tokens)
+    ]
     if any(token.lstrip or token.rstrip or token.single_word or token.normalized for token in added):
         return None
     contents = sorted((token.content for token in added), key=len, reverse=True)
@@ -93,6 +97,9 @@ def _cuts(steps: list[dict[str, Any]]) -> bool:
     return len(before) == 1 and before[0]["type"] == "Split" and _is_known(before[0])
 
 
+_LETTERS = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_SMALL = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CONTRACTION = r"(?:\(\?i:[^()]*'ll\S*?\)\?)?"
 _KNOWN_EXPRESSIONS = (
     # GPT-2.
     re.compile(re.escape(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")),
@@ -102,6 +109,16 @@ _KNOWN_EXPRESSIONS = (
         + re.escape(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}")
         + r"(?:\{1,\d\}|\+)?"
         + re.escape(r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    ),
+    # GPT-4o (o200k), gpt-oss, Llama 4, Mistral's tekken: letters by their case, with or without contractions behind.
+    re.compile(
+        re.escape(_LETTERS + r"*" + _SMALL + r"+")
+        + _CONTRACTION
+        + re.escape("|" + _LETTERS + r"+" + _SMALL + r"*")
+        + _CONTRACTION
+        + re.escape(r"|\p{N}")
+        + r"(?:\{1,\d\})?"
+        + re.escape(r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
     ),
 )
 

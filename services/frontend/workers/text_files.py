@@ -8,7 +8,7 @@ from mesh.errors import ProtocolViolation
 from mesh.membership import Member
 from mesh.rpc.client import open_channel, rpc_error
 from mesh.runtime import Transport
-from mesh.text_files import MAX_TEXT_BYTES, TEXT_FILES, TextFiles, text_hash
+from mesh.text_files import GIVEN_FILES, MAX_TEXT_BYTES, TextFiles, text_hash
 from penstock.v1 import worker_pb2, worker_pb2_grpc
 
 FETCH_DEADLINE_S: Final = 60.0
@@ -25,7 +25,7 @@ async def fetch_text_files(worker: Member, transport: Transport, wanted_hash: st
         try:
             async for piece in stub.GetTextFiles(request, timeout=FETCH_DEADLINE_S):
                 received_bytes += len(piece.content)
-                if piece.file not in TEXT_FILES or received_bytes > MAX_TEXT_BYTES:
+                if piece.file not in GIVEN_FILES or received_bytes > MAX_TEXT_BYTES:
                     raise ProtocolViolation(f"{peer} sends {piece.file!r} and {received_bytes} bytes; not a tokenizer")
                 files.setdefault(piece.file, bytearray()).extend(piece.content)
         except grpc.aio.AioRpcError as error:

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from engine_worker.engines.vllm.checkpoint import Vocabulary, has_recurrent_layers, has_tokenizer, read_vocabulary
+from engine_worker.engines.vllm.checkpoint import (
+    Vocabulary,
+    has_mistral_tokenizer,
+    has_recurrent_layers,
+    read_vocabulary,
+)
 from mesh.errors import EngineFailed
 
 
@@ -74,8 +79,18 @@ def test_what_is_missing_is_named(tmp_path: Path, files: dict[str, object], mess
         read_vocabulary(write(tmp_path, **files))
 
 
-def test_whether_a_tokenizer_lies_beside_the_weights(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    assert not has_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    assert has_tokenizer(tmp_path)
+@pytest.mark.parametrize(
+    ("names", "is_mistrals"),
+    [
+        (("tekken.json", "params.json", "config.json"), True),
+        (("tekken.json", "config.json"), False),
+        (("params.json", "config.json"), False),
+        (("tekken.json", "params.json", "tokenizer.json"), False),
+    ],
+)
+def test_mistrals_repositories_are_known_by_their_files(
+    tmp_path: Path, names: tuple[str, ...], is_mistrals: bool
+) -> None:
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    assert has_mistral_tokenizer(tmp_path) is is_mistrals

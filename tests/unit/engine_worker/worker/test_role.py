@@ -21,14 +21,16 @@ from engine_worker.role import WorkerRole
 from engine_worker.settings import WorkerSettings
 from mesh.errors import ConfigurationError, EngineFailed
 from mesh.exit_status import ExitStatus
-from mesh.membership import Directory
+from mesh.membership import Directory, Member
 from mesh.role import RoleContext
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
 from mesh.runtime import GrpcTransport, SystemClock, SystemEntropy, system_runtime
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
+from mesh.text_files import TextFiles, read_text_files, text_hash
 from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
+from services.frontend.workers.text_files import fetch_text_files
 from tests.unit.engine_worker.worker.fake_engine import LIMITS, FakeEngine
 from tests.unit.engine_worker.worker.running_worker import SETTINGS, WAIT_S, FrontendStream
 
@@ -143,6 +145,62 @@ async def test_a_worker_hands_out_its_tokenizer(context: RoleContext, tmp_path: 
         (tmp_path / "tokenizer.json").write_text("{ }")
         with pytest.raises(grpc.aio.AioRpcError, match="changed since this worker was started"):
             _ = [piece async for piece in stub.GetTextFiles(request)]
+    await role.stop()
+
+
+class Reader(FakeEngine):
+    """Knows what its checkpoint lacks."""
+
+    def text_files(self, checkpoint: TextFiles) -> TextFiles:
+        return {"tokenizer.json": b"made", "tokenizer_config.json": b"[%d]" % len(checkpoint)}
+
+
+@pytest.mark.parametrize("mode", ["hf", "mistral"])
+async def test_a_worker_hands_out_what_its_checkpoint_lacks(context: RoleContext, tmp_path: Path, mode: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tekken.json").write_text("own")
+    role = make_role(Reader(replace(LIMITS, tokenizer_mode=mode)), replace(SETTINGS, model_path=str(tmp_path)))
+    attributes = await role.start(context)
+    assert attributes["tokenizer_mode"] == ("mistral" if mode == "mistral" else "")
+    await context.server.start()
+    member = Member("worker", "worker-0", "1", context.address, "", attributes)
+    assert await fetch_text_files(member, GrpcTransport(), attributes["text_hash"]) == {
+        "config.json": b"{}",
+        "tokenizer.json": b"made",
+        "tokenizer_config.json": b"[1]",
+        **({"tekken.json": b"own"} if mode == "mistral" else {}),
+    }
+    await role.stop()
+
+
+@pytest.mark.parametrize("template", ["chat_template.jinja", "tokenizer_config.json"])
+async def test_a_checkpoint_that_has_it_all_is_handed_out_as_it_is(
+    context: RoleContext, tmp_path: Path, template: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / template).write_text('{"chat_template": "hi"}')
+    engine = Reader(replace(LIMITS, tokenizer_mode="mistral"))
+    role = make_role(engine, replace(SETTINGS, model_path=str(tmp_path)))
+    attributes = await role.start(context)
+    assert attributes["tokenizer_mode"] == "", "frontends make the prompts"
+    assert attributes["text_hash"] == text_hash(read_text_files(tmp_path))
+    await role.stop()
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+async def test_prompts_are_mistrals_where_its_file_is_there(
+    context: RoleContext, tmp_path: Path, has_own: bool
+) -> None:
+    """Of an engine that is told the mode, as an attached one is, and makes nothing."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    if has_own:
+        (tmp_path / "tekken.json").write_text("own")
+    engine = FakeEngine(replace(LIMITS, tokenizer_mode="mistral"))
+    role = make_role(engine, replace(SETTINGS, model_path=str(tmp_path)))
+    attributes = await role.start(context)
+    assert attributes["tokenizer_mode"] == ("mistral" if has_own else "")
+    files = {"tokenizer.json": b"{}", **({"tekken.json": b"own"} if has_own else {})}
+    assert attributes["text_hash"] == text_hash(files)
     await role.stop()
 
 

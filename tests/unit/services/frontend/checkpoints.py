@@ -11,6 +11,14 @@ LLAMA_3_REGEX = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+O200K_REGEX = "|".join(
+    (
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    )
+)
+TEKKEN_REGEX = O200K_REGEX.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
 QWEN_REGEX = LLAMA_3_REGEX.replace("{1,3}", "")
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -113,10 +121,20 @@ def with_added_word() -> Tokenizer:
     return tokenizer
 
 
+def without_special() -> Tokenizer:
+    """A byte-level one for which a special token that a text spells out is text."""
+    tokenizer = byte_level(TEKKEN_REGEX)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
 KINDS: dict[str, Callable[[], Tokenizer]] = {
     "gpt2": byte_level,
     "llama3": lambda: byte_level(LLAMA_3_REGEX),
     "qwen": lambda: byte_level(QWEN_REGEX, normalizers.NFC()),
+    "o200k": lambda: byte_level(O200K_REGEX),
+    "tekken": lambda: byte_level(TEKKEN_REGEX),
+    "nothing special": without_special,
     "unknown regex": lambda: byte_level(r"\p{L}+ ?|\p{N}+|[^\p{L}\p{N}]+"),
     "single digits": single_digits,
     "metaspace": metaspace,
@@ -125,7 +143,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "greedy special token": with_greedy_special_token,
     "added word": with_added_word,
 }
-CHUNKED = {"gpt2", "llama3", "qwen", "single digits"}
+CHUNKED = {"gpt2", "llama3", "qwen", "o200k", "tekken", "nothing special", "single digits"}
 
 
 def write_checkpoint(directory: Path, tokenizer: Tokenizer | None = None, template: str = CHAT_TEMPLATE) -> Path:

@@ -121,6 +121,15 @@ async def test_an_echoed_prompt_has_logprobs(
         assert offsets == list(accumulate(map(len, spelled), initial=0))[:-1]
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+async def test_a_completion_takes_the_logprobs_of_a_chat(model_path: Path, wanted: bool) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        await mesh.add_worker(lambda request: says(" jumps over", request, mesh))
+        answer = await post(mesh, COMPLETIONS, logprobs=wanted, max_tokens=2)
+        assert mesh.worker.received[0].sampling.logprobs == int(wanted)
+    assert answer["choices"][0]["logprobs"]["token_logprobs"] == [-1.0, -1.0]
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_named_tokens_have_their_logprobs_behind_the_chosen_one(model_path: Path, path: str) -> None:
     async with mesh_of_fakes(model_path) as mesh:

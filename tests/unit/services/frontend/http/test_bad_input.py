@@ -285,6 +285,7 @@ async def test_models_are_listed_and_retrieved(http: httpx.AsyncClient) -> None:
     listed = (await http.get("/v1/models")).json()
     assert [model["id"] for model in listed["data"]] == ["demo"]
     assert (await http.get("/v1/models/demo")).json() == listed["data"][0]
+    assert (await http.get("/v1/models/", follow_redirects=True)).json() == listed
     assert (await http.get("/v1/models/org/other")).status_code == 404
     assert (await http.get("/health")).json() == {"status": "ok"}
     assert "penstock_frontend_requests_total" in (await http.get("/metrics")).text

@@ -233,6 +233,37 @@ async def test_bytes_are_bounded(checkpoint: Path) -> None:
         assert mesh.metric("media_bytes") == 0
 
 
+def called(uuid: str, content: bytes | None = None) -> Any:
+    image = None if content is None else {"url": data_url(content)}
+    part = {"type": "image_url", "image_url": image, "uuid": uuid}
+    return [{"role": "user", "content": [{"type": "text", "text": "See: "}, part]}]
+
+
+async def test_an_image_is_known_by_its_uuid_alone(checkpoint: Path) -> None:
+    async with seeing(checkpoint) as (mesh, _), mesh.client() as client, mesh.http() as http:
+        with pytest.raises(openai.BadRequestError, match="send it once more") as unknown:
+            await client.chat.completions.create(model="demo", messages=called("pet"))
+        assert (unknown.value.param, unknown.value.code) == ("messages[0].content[1].image_url", "media_unknown")
+        for messages in (called("pet", CAT), called("pet"), called("pet", DOG), called("pet")):
+            await client.chat.completions.create(model="demo", messages=messages)
+        told = [[item.content for item in prompt_media(each.media).items] for each in mesh.worker.received]
+        assert told == [[CAT], [CAT], [DOG], [DOG]]
+        first, second, *_ = mesh.worker.received
+        assert first.prompt_token_ids == second.prompt_token_ids
+        assert mesh.metric("named_media_bytes") == mesh.service.media.named.size_bytes > len(DOG)
+        assert mesh.service.media.held_bytes == 0
+        body = {"model": "demo", "messages": called("pet")}
+        assert (await http.post("/tokenize", json=body)).json()["count"] == len(first.prompt_token_ids)
+
+
+async def test_a_named_image_counts_in_each_request(checkpoint: Path) -> None:
+    async with seeing(checkpoint, max_media_bytes=40) as (mesh, _), mesh.client() as client:
+        await client.chat.completions.create(model="demo", messages=called("pet", bytes(30)))
+        with pytest.raises(openai.BadRequestError, match="--max-media-bytes"):
+            await client.chat.completions.create(model="demo", messages=called("pet"), n=2)
+        assert mesh.service.media.held_bytes == 0
+
+
 async def test_in_the_words_of_the_other_apis(checkpoint: Path) -> None:
     async with seeing(checkpoint) as (mesh, _), mesh.client() as client, mesh.http() as http:
         part = {"type": "input_image", "image_url": data_url(CAT)}

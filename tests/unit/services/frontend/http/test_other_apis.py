@@ -281,6 +281,23 @@ async def test_vllms_parameters_of_a_response_and_a_message_reach_the_engine(
     assert received.sampling.structured_outputs == '{"json":{"type":"object"}}'
 
 
+@pytest.mark.parametrize("tools", [{}, {"tools": []}])
+async def test_a_choice_among_no_tools_changes_nothing(http: httpx.AsyncClient, tools: dict[str, Any]) -> None:
+    said = {"model": "demo", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], **tools}
+    plain = await http.post("/v1/messages", json=said)
+    asked = await http.post("/v1/messages", json={**said, "tool_choice": {"type": "any"}})
+    assert asked.json()["content"] == plain.json()["content"]
+    assert asked.headers["x-penstock-without-effect"] == "tool_choice"
+    assert "x-penstock-without-effect" not in plain.headers
+
+
+async def test_an_empty_list_of_tools_counts_as_none_where_tokens_are_counted(http: httpx.AsyncClient) -> None:
+    chat = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+    assert (await http.post("/tokenize", json={**chat, "tools": []})).json() == (
+        await http.post("/tokenize", json=chat)
+    ).json()
+
+
 @pytest.mark.parametrize(
     ("body", "status", "kind"),
     [

@@ -50,6 +50,26 @@ def test_a_wrong_part_is_named(part: Any, param: str) -> None:
     assert refused.value.status == 400
 
 
+@pytest.mark.parametrize("content", [None, {}, {"url": None}, {"url": ""}, "", {"data": None}])
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "audio_url", "video_url"])
+def test_a_uuid_stands_for_a_content_that_is_not_there(kind: str, content: Any) -> None:
+    (part,) = media_parts([said({"type": kind, kind: content, "uuid": 7})])
+    assert (part.url, part.uuid) == ("", "7")
+    with pytest.raises(ApiError):
+        media_parts([said({"type": kind, kind: content})])
+
+
+def test_a_uuid_needs_the_field_of_its_medium() -> None:
+    with pytest.raises(ApiError, match="must be an object"):
+        media_parts([said({"type": "image_url", "uuid": "u"})])
+
+
+def test_a_uuid_beside_a_content_names_it() -> None:
+    assert media_parts([said({**PICTURE, "uuid": "u"})]) == [
+        MediaPart("image", "https://example.org/cat.png", "messages[0].content[0].image_url", "u")
+    ]
+
+
 def test_fields_without_meaning_are_found() -> None:
     part = {"type": "image_url", "image_url": {"url": "a", "detail": "low", "size": 7}, "uuid": "u", "text": "b"}
     assert len(media_parts([said("a", part)])) == 1
@@ -62,7 +82,7 @@ def refusal(messages: list[dict[str, Any]]) -> str | None:
         (part,) = media_parts(messages)
     except ApiError as refused:
         return refused.param
-    assert part.url
+    assert part.url or part.uuid
     return None
 
 

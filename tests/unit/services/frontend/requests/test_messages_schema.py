@@ -150,4 +150,4 @@ def test_a_call_that_is_nested_too_deeply_is_refused() -> None:
 
 def test_a_choice_among_no_tools_says_nothing() -> None:
     assert chat(tool_choice={"type": "auto"}).keys() == {"messages", "max_tokens"}
-    assert chat(tool_choice={"type": "any"})["tool_choice"] == "required", "which the chat refuses"
+    assert chat(tool_choice={"type": "any"}).keys() == {"messages", "max_tokens"}, "there is nothing to call"
