@@ -1,7 +1,7 @@
 """The worker process's end of the control channel to the bridge in the engine core (see `control` for the other)."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from itertools import count
 from typing import Any
 
@@ -23,7 +23,8 @@ from mesh.tasks import TaskSet
 
 
 class CoreChannel:
-    """Calls with answers, and notices; on one event loop."""
+    """Calls with answers, and notices; on one event loop. Commands reach the core in the order in which they are given,
+    whether or not their answers are awaited."""
 
     def __init__(self, endpoint: str, on_notice: Callable[[Notice], None], *, connects: bool = False) -> None:
         """Binds the endpoint, before the engine core connects; or `connects` to that of a server that runs already."""
@@ -43,22 +44,19 @@ class CoreChannel:
         assert isinstance(value, int | str), f"the core answered a {type(command).__name__} with {value}"
         return value
 
-    async def ask(self, command: Command) -> Value:
-        """The core's answer. Raises what the core raised, and `EngineFailed` if it dies."""
+    def ask(self, command: Command) -> Coroutine[Any, Any, Value]:
+        """The core's answer, once it is awaited; the command is on its way at once. Raises what the core raised, and
+        `EngineFailed` if it dies."""
         if self._failure:
-            raise EngineFailed(self._failure)
+            return self._refuse()
         number = next(self._numbers)
-        answer: asyncio.Future[Value] = asyncio.get_running_loop().create_future()
-        self._calls[number] = answer
-        try:
-            await self._socket.send(msgspec.msgpack.encode(Call(number, command)))
-            return await answer
-        finally:
-            self._calls.pop(number, None)
+        answer = self._calls[number] = asyncio.get_running_loop().create_future()
+        return self._answer(number, self._socket.send(msgspec.msgpack.encode(Call(number, command))), answer)
 
     def send(self, command: Command) -> None:
         """Call without waiting; a failure is logged."""
-        self._tasks.spawn(self.call(command), name=type(command).__name__)
+        # Not a task that asks: it would begin after whatever is asked next, and a pause would overtake its export.
+        self._tasks.spawn(self.ask(command), name=type(command).__name__)
 
     def fail(self, reason: str) -> None:
         """The core is dead: nobody will answer."""
@@ -72,6 +70,16 @@ class CoreChannel:
         self.fail("the engine was stopped")
         await self._tasks.cancel()
         self._socket.close()
+
+    async def _answer(self, number: int, sent: Awaitable[Any], answer: asyncio.Future[Value]) -> Value:
+        try:
+            await sent
+            return await answer
+        finally:
+            self._calls.pop(number, None)
+
+    async def _refuse(self) -> Value:
+        raise EngineFailed(self._failure)
 
     async def _listen(self) -> None:
         decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)

@@ -19,9 +19,11 @@ from engine_worker.engines.vllm.connector.messages import (
     Answer,
     Attach,
     Beat,
+    Command,
     Detach,
     EndedInstead,
     ExpectPause,
+    Export,
     FreeBlocks,
     Notice,
 )
@@ -37,12 +39,14 @@ class Server:
     def __init__(self, endpoint: str, token: str = "") -> None:
         self.clock = StillClock()
         self.left = 0
+        self.commands: list[Command] = []
         self.control = ServedControl(endpoint, token, "secret", self.clock, self._leave)
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
         while True:
             call = await self.control.receive()
+            self.commands.append(call.command)
             await self.control.send(Answer(call.number, 7))
 
     def _leave(self) -> None:
@@ -92,6 +96,18 @@ async def test_one_worker_at_a_time_which_knows_the_token(server: Server, tmp_pa
         assert heard == [EndedInstead("r")], "and only who is attached hears of requests"
     for channel in (first, second):
         await channel.close()
+
+
+@pytest.mark.live
+async def test_commands_arrive_in_the_order_in_which_they_are_given(server: Server, tmp_path: Path) -> None:
+    """An export that came behind its pause would find the request gone."""
+    channel = CoreChannel(f"ipc://{tmp_path}/control", lambda notice: None, connects=True)
+    async with asyncio.timeout(20):
+        await channel.call(Attach("open sesame"))
+        channel.send(export := Export("r", "m", "token"))
+        await channel.call(pause := ExpectPause("r"))
+        assert server.commands == [export, pause]
+    await channel.close()
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:7000", "tcp://*:7000", "ipc://", "inproc://here", "7000"])
