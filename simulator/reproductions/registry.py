@@ -44,7 +44,12 @@ PAPERS: Mapping[str, Paper] = MappingProxyType(
         "lmetric": Paper(
             "simulator.reproductions.lmetric.reproduction", "LMetric: placement by a product", keeps_journal=True
         ),
-        "star": Paper("simulator.reproductions.star.reproduction", "STAR: decode-phase rescheduling", has_eras=True),
+        "star": Paper(
+            "simulator.reproductions.star.reproduction",
+            "STAR: decode-phase rescheduling",
+            has_eras=True,
+            keeps_journal=True,
+        ),
     }
 )
 

@@ -23,6 +23,11 @@ class EngineEra(StrEnum):
     CURRENT = "current"
     """Where its whole prompt fits, as vLLM does it by default now."""
 
+    @property
+    def admission(self) -> str:
+        """The same as a table's reader finds it."""
+        return "vLLM 0.9's admission" if self is EngineEra.VLLM_0_9 else "today's admission"
+
 
 @dataclass(frozen=True, slots=True)
 class ReproductionRun:

@@ -258,16 +258,6 @@ def test_rescheduler(tmp_path: Path) -> None:
     assert all(f"({row['candidates']} candidates)" in run.printed for row in run.figures)
 
 
-def test_rescheduler_modes(tmp_path: Path) -> None:
-    """At a rate that fills the memory within seconds."""
-    short = ("--rates", "2", "--eras", "0.9", "--seeds", "1", "--seconds", "15")
-    run = Run(tmp_path, "rescheduler_modes", *short, "--modes", "off", "trajectories")
-    assert list(run.figures) == ["0.9 2 off #0", "0.9 2 trajectories #0"]
-    assert all(are_measured(figures["p99_tpot_ms"], figures["cpu_s"]) for figures in run.figures.values())
-    assert run.figures["0.9 2 trajectories #0"]["moved"] > 0
-    assert "| 0.9 | 2 | trajectories |" in run.printed
-
-
 def test_several_schedulers(tmp_path: Path) -> None:
     short = ("--data", str(tmp_path), "--traces", "conversations", "--scale", "20", "--instances", "4")
     short += ("--requests", "150")

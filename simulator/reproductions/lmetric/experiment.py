@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean
 from typing import TypeAlias
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from controlplane.policies.registry import create_policy
 from simulator.cluster.simulation import ClusterSimulation
 from simulator.fluid_bound import fluid_bound
-from simulator.report.interval import half_interval
+from simulator.report.interval import Estimate
 from simulator.report.outcome import RequestOutcome
 from simulator.report.report import Report, summarise
 from simulator.reproductions.lmetric import setup
@@ -83,18 +82,9 @@ Runs = Sequence[Placed]
 """One for each seed, the first seed first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean over seeds, with half of its 95 % interval; 0 for a single run."""
-
-    mean: float | None
-    half: float = 0.0
-
-
 def over_seeds(figure: Callable[..., float | None], *runs: Runs) -> Estimate:
     """Of the figure of the runs of each seed that all of them have."""
-    values = [value for each in zip(*runs, strict=False) if (value := figure(*each)) is not None]
-    return Estimate(fmean(values), half_interval(values)) if values else Estimate(None)
+    return Estimate.of([value for each in zip(*runs, strict=False) if (value := figure(*each)) is not None])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,11 @@
 """LMetric's claims beside what was measured."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from statistics import fmean
 
-from simulator.report.interval import half_interval
+from simulator.report.interval import Estimate
 from simulator.reproductions.lmetric import setup
 from simulator.reproductions.lmetric.experiment import (
     CHAT,
-    Estimate,
     Measured,
     OnLoad,
     Placed,
@@ -310,5 +308,4 @@ def _ratio(figure: Callable[[Placed], float], ours: Runs, theirs: Runs, *, perce
 
 
 def _mean(values: Iterable[float]) -> Estimate:
-    listed = list(values)
-    return Estimate(fmean(listed), half_interval(listed)) if listed else Estimate(None)
+    return Estimate.of(list(values))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,6 +33,9 @@ PREDICTION_MS = 1.40
 """Of the MLP for a batch of 10 requests (section 5.3)."""
 PLACEMENT = "least_loaded"
 GBIT_IN_GIB = 1e9 / 8 / (1 << 30)
+ALMOST_FULL = 0.99
+MOST_POINTS = 400
+"""Of a run's series, about."""
 
 
 class Reschedules(StrEnum):
@@ -84,16 +88,22 @@ class Experiment:
     """Steps (table 4)."""
     parameters: ReschedulerParameters = field(default_factory=ReschedulerParameters)
     engine_era: EngineEra = EngineEra.CURRENT
-    independent_lengths: bool = False
-    """See `poisson_trace`."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Result:
+class Series(msgspec.Struct, frozen=True):
+    """How a run went, at some points in time."""
+
+    times_s: tuple[float, ...]
+    variances_ms2: tuple[float, ...]
+    fullest: tuple[float, ...]
+    """Share of KV blocks held on the fullest decode instance."""
+
+
+class Result(msgspec.Struct, frozen=True):
     """Results of one experiment. Rates count what ended within the experiment's own time; percentiles count every
     request."""
 
-    experiment: Experiment
+    seed: int
     throughput_req_s: float
     goodput_req_s: float
     p99_tpot_ms: float
@@ -107,12 +117,10 @@ class Result:
     stayed: int
     move_ms: float
     """Mean time from an order to its end, of the requests that moved."""
+    full_share: float
+    """Of the time in which some decode instance holds more than 99 % of its KV blocks (figure 12)."""
     cpu_s: float
-    times_s: NDArray[np.float64]
-    variances_ms2: NDArray[np.float64]
-    fullest: NDArray[np.float64]
-    """Share of KV blocks held on the fullest decode instance at `times_s`."""
-    ordered_s: NDArray[np.float64]
+    series: Series
 
 
 class PredictingCost(CostModel):
@@ -134,13 +142,7 @@ def run(experiment: Experiment) -> Result:
     started_s = time.process_time()
     config, cost = cluster_of(experiment)
     controller = _controller(experiment)
-    trace = poisson_trace(
-        experiment.workload,
-        experiment.rate_per_s,
-        experiment.seconds,
-        experiment.seed,
-        independent=experiment.independent_lengths,
-    )
+    trace = poisson_trace(experiment.workload, experiment.rate_per_s, experiment.seconds, experiment.seed)
     policy = create_policy(PLACEMENT)
     if experiment.system is Rival.TRAJECTORIES_FROM_START:
         assert controller is not None
@@ -159,20 +161,19 @@ def run(experiment: Experiment) -> Result:
     series = simulation.recording.series()
     decodes = slice(experiment.hardware.prefills, None)
     times_s, variances = _step_variances(series, decodes, experiment.seconds)
-    shown = series.times_s <= experiment.seconds
+    arriving = series.times_s <= experiment.seconds
+    fullest = series.kv_fill[arriving][:, decodes].max(axis=1)
     return Result(
-        experiment=experiment,
+        seed=experiment.seed,
         **_rates(outcomes, experiment),
         preemptions=sum(list(simulation.recording.preemptions.values())[decodes]),
         exec_variance_ms2=float(variances.mean()) if len(variances) else 0.0,
         moved=0 if controller is None else controller.manager.migrations.moved_total,
         stayed=0 if controller is None else controller.manager.migrations.stayed_total,
         move_ms=float(np.mean(controller.moves_ms)) if controller is not None and controller.moves_ms else 0.0,
+        full_share=float((fullest > ALMOST_FULL).mean()),
         cpu_s=time.process_time() - started_s,
-        times_s=series.times_s[shown],
-        variances_ms2=np.interp(series.times_s[shown], times_s, variances) if len(times_s) else np.zeros(shown.sum()),
-        fullest=series.kv_fill[shown][:, decodes].max(axis=1),
-        ordered_s=np.array([] if controller is None else controller.ordered_s),
+        series=_thinned(series.times_s[arriving], times_s, variances, fullest),
     )
 
 
@@ -238,6 +239,18 @@ def _rates(outcomes: Sequence[RequestOutcome], experiment: Experiment) -> dict[s
         "p99_ttft_ms": float(np.percentile(ttft_ms, 99)),
         "attainment": sum(experiment.slo.is_met_by(outcome) for outcome in good) / len(outcomes),
     }
+
+
+def _thinned(
+    at_s: NDArray[np.float64],
+    times_s: NDArray[np.float64],
+    variances: NDArray[np.float64],
+    fullest: NDArray[np.float64],
+) -> Series:
+    every = slice(None, None, max(1, len(at_s) // MOST_POINTS))
+    of_all = np.interp(at_s, times_s, variances) if len(times_s) else np.zeros(len(at_s))
+    columns = ([round(value, 4) for value in column[every].tolist()] for column in (at_s, of_all, fullest))
+    return Series(*map(tuple, columns))
 
 
 def _step_variances(

@@ -52,4 +52,8 @@ INTERVALS = (
     "takes 1.4 ms of it (section 5.3). Staleness over 100 steps, two to three seconds, changes little of lengths of "
     "thousands of tokens"
 )
+ERAS = (
+    "ours: geometric means over all rates of ratios on equal requests. For P99 TPOT less than 1 is better, for goodput "
+    "more"
+)
 OURS = "no figure in the paper"

@@ -1,13 +1,15 @@
 """Which runs a reproduction of STAR is made of, by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from controlplane.policies.rescheduling.parameters import ReschedulerParameters
-from simulator.reproductions.star.experiment import Experiment, Reschedules, Result, run
+from simulator.report.interval import Estimate
+from simulator.reproductions.run import EngineEra
+from simulator.reproductions.star.experiment import Experiment, Reschedules, Result, Rival, run
 from simulator.reproductions.star.lengths import ALPACA, SHAREGPT, Workload
 from simulator.reproductions.star.setups import (
     BINS,
@@ -25,7 +27,10 @@ from simulator.reproductions.star.setups import (
 )
 
 Jobs = dict[str, Experiment]
+System = Reschedules | Rival
 
+SWEPT: tuple[System, ...] = (*Reschedules, *Rival)
+"""Systems on the small cluster at each of its rates, in both eras."""
 LONG_INTERVAL_S = 60.0
 SERVEGEN_RATE = 1.1
 """Requests per second, at which these shorter answers fill the small cluster about as ShareGPT's do at 0.17."""
@@ -33,27 +38,27 @@ SEVERAL = 8
 SEVERAL_INSTANCES = 64
 
 
-def experiments(plan: Plan, servegen: Workload, seed: int) -> Jobs:
+def experiments(plan: Plan, servegen: Workload, seed: int, era: EngineEra) -> Jobs:
     """All runs but for the repetitions with other seeds."""
     jobs: Jobs = {}
+    for swept in SWEPT:
+        small = Experiment(SMALL, SHAREGPT, swept, SMALL_RATE, plan.seconds, SMALL_SLO, seed)
+        for of_era in EngineEra:
+            for rate in plan.sweep:
+                jobs[small_key(swept, rate, of_era)] = replace(small, rate_per_s=rate, engine_era=of_era)
     for system in Reschedules:
-        small = Experiment(SMALL, SHAREGPT, system, SMALL_RATE, plan.seconds, SMALL_SLO, seed)
-        large = Experiment(LARGE, SHAREGPT, system, LARGE_RATE, plan.seconds, LARGE_SLO, seed)
-        for rate in sorted({*plan.sweep, SMALL_RATE, SMALL_STRESS}):
-            jobs[small_key(system, rate)] = replace(small, rate_per_s=rate)
-        jobs[f"alpaca {system}"] = replace(small, workload=ALPACA, rate_per_s=SMALL_RATE)
+        small = Experiment(SMALL, SHAREGPT, system, SMALL_RATE, plan.seconds, SMALL_SLO, seed, engine_era=era)
+        large = Experiment(LARGE, SHAREGPT, system, LARGE_RATE, plan.seconds, LARGE_SLO, seed, engine_era=era)
+        jobs[f"alpaca {system}"] = replace(small, workload=ALPACA)
         jobs[f"servegen {system}"] = replace(small, workload=servegen, rate_per_s=SERVEGEN_RATE)
         for rate in (LARGE_RATE, LARGE_STRESS):
             jobs[large_key(system, rate)] = replace(large, rate_per_s=rate)
         for instances in plan.scale_sizes:
-            jobs[scale_key(system, instances)] = Experiment(
-                scaled(instances),
-                SHAREGPT,
-                system,
-                SCALE_RATE_PER_INSTANCE * instances,
-                plan.scale_seconds,
-                SMALL_SLO,
-                seed,
+            jobs[scale_key(system, instances)] = replace(
+                small,
+                hardware=scaled(instances),
+                rate_per_s=SCALE_RATE_PER_INSTANCE * instances,
+                seconds=plan.scale_seconds,
             )
         if system is not Reschedules.VLLM:
             slow = ReschedulerParameters(interval_s=LONG_INTERVAL_S)
@@ -70,11 +75,11 @@ def experiments(plan: Plan, servegen: Workload, seed: int) -> Jobs:
 
 
 def with_seeds(jobs: Jobs, seeds: int) -> Jobs:
-    """Every run but the scaled ones with each of the seeds, under `NAME #SEED`."""
+    """Every run with each of the seeds, under `NAME #SEED`."""
     return {
         f"{name} #{number}": replace(experiment, seed=experiment.seed + number)
+        for number in range(seeds)
         for name, experiment in jobs.items()
-        for number in range(1 if name.startswith(("scale", "several")) else seeds)
     }
 
 
@@ -89,25 +94,41 @@ class Results:
 
     def __init__(self, results: Mapping[str, Result]) -> None:
         self._runs: dict[str, list[Result]] = {}
-        for name, result in results.items():
+        for name, result in sorted(results.items(), key=lambda item: item[1].seed):
             self._runs.setdefault(name.rpartition(" #")[0], []).append(result)
 
     def first(self, name: str) -> Result:
         """The run with the first seed."""
-        return min(self._runs[name], key=lambda result: result.experiment.seed)
+        return self._runs[name][0]
 
-    def figure(self, name: str, what: str) -> float:
+    def figure(self, name: str, what: str) -> Estimate:
         """One attribute of a `Result`."""
-        return float(np.mean([getattr(result, what) for result in self._runs[name]]))
+        return Estimate.of(self._values(name, what))
 
-    def full_share(self, name: str) -> float:
-        """Share of the time in which some decode instance holds more than 99 % of its KV blocks (figure 12)."""
-        return float(np.mean([(result.fullest > 0.99).mean() for result in self._runs[name]]))
+    def mean(self, name: str, what: str) -> float:
+        """The same without its interval."""
+        return float(np.mean(self._values(name, what)))
+
+    def ratio(self, names: Sequence[tuple[str, str]], what: str) -> Estimate:
+        """The geometric mean of the first runs' attribute over the second ones': of pairs with one seed, and so with
+        equal requests. None where one is 0."""
+        pairs = np.array([self.pairs(ours, theirs, what) for ours, theirs in names])
+        if not pairs.all():
+            return Estimate(None)
+        of_pairs = np.log(pairs[..., 0] / pairs[..., 1])
+        return Estimate.of(np.exp(of_pairs.mean(axis=0)).tolist())
+
+    def pairs(self, ours: str, theirs: str, what: str) -> list[tuple[float, float]]:
+        """The attribute of both on equal requests, seed by seed."""
+        return list(zip(self._values(ours, what), self._values(theirs, what), strict=True))
+
+    def _values(self, name: str, what: str) -> list[float]:
+        return [float(getattr(result, what)) for result in self._runs[name]]
 
 
-def small_key(system: Reschedules, rate: float) -> str:
+def small_key(system: System, rate: float, era: EngineEra) -> str:
     """ShareGPT on the small cluster."""
-    return f"small {rate:g} {system}"
+    return f"small {era} {rate:g} {system}"
 
 
 def large_key(system: Reschedules, rate: float) -> str:

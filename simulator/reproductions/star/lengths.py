@@ -77,28 +77,18 @@ ALPACA = Workload(
 )
 
 
-def poisson_trace(
-    workload: Workload, rate_per_s: float, seconds: float, seed: int, *, independent: bool = False
-) -> list[TraceRequest]:
-    """Arrivals of a Poisson process over `seconds`. The shares come in stratified order: each block of 20 requests
-    has one of every twentieth of the distribution, so that short runs have its mean too; with `independent` each
-    length is drawn by itself. One seed draws the same requests at every rate."""
+def poisson_trace(workload: Workload, rate_per_s: float, seconds: float, seed: int) -> list[TraceRequest]:
+    """Arrivals of a Poisson process over `seconds`, each length drawn by itself. One seed draws the same requests at
+    every rate."""
     arrivals, of_outputs, of_prompts = (np.random.default_rng((seed, stream)) for stream in range(3))
     count = max(1, round(rate_per_s * seconds))
     at_s = np.sort(arrivals.random(count)) * seconds
-    outputs = workload.outputs.at(of_outputs.random(count) if independent else _stratified(of_outputs, count))
+    outputs = workload.outputs.at(of_outputs.random(count))
     prompts = np.minimum(workload.prompts.at(of_prompts.random(count)), LONGEST_TOKENS - 1)
     return [
         TraceRequest(float(at), int(prompt), int(output))
         for at, prompt, output in zip(at_s, prompts, np.minimum(outputs, LONGEST_TOKENS - prompts), strict=True)
     ]
-
-
-def _stratified(random: np.random.Generator, count: int, strata: int = 20) -> NDArray[np.float64]:
-    blocks = -(-count // strata)
-    order = np.concatenate([random.permutation(strata) for _ in range(blocks)])[:count]
-    shares: NDArray[np.float64] = (order + random.random(count)) / strata
-    return shares
 
 
 def servegen_workload(path: Path) -> Workload:

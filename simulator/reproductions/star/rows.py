@@ -4,15 +4,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from simulator.reproductions.report import ReportRow
+from simulator.report.interval import Estimate
+from simulator.reproductions.report import Figure, ReportRow
+from simulator.reproductions.run import EngineEra
 from simulator.reproductions.star import explanations
-from simulator.reproductions.star.experiment import Reschedules
+from simulator.reproductions.star.experiment import Reschedules, Rival
 from simulator.reproductions.star.jobs import (
     LONG_INTERVAL_S,
     SERVEGEN_RATE,
     SEVERAL,
     SEVERAL_INSTANCES,
     Results,
+    System,
     large_key,
     scale_key,
     small_key,
@@ -29,21 +32,36 @@ from simulator.reproductions.star.setups import (
 from simulator.rescheduling.remaining_lengths import Figure7Errors
 
 VLLM, CURRENT, PREDICTED, ORACLE = Reschedules
+COMPARED: tuple[tuple[System, System], ...] = (
+    (CURRENT, VLLM),
+    (PREDICTED, VLLM),
+    (PREDICTED, CURRENT),
+    (PREDICTED, ORACLE),
+    (Rival.TRAJECTORIES, VLLM),
+    (Rival.TRAJECTORIES, CURRENT),
+    (Rival.TRAJECTORIES, Rival.TRAJECTORIES_ORACLE),
+)
+"""Systems whose ratios say how much rescheduling, and how much prediction, matters."""
 
 
-def all_rows(results: Results, plan: Plan) -> tuple[ReportRow, ...]:
-    """All rows, in the order of the paper."""
+def all_rows(results: Results, plan: Plan, era: EngineEra) -> tuple[ReportRow, ...]:
+    """All rows, in the order of the paper; `era` is that of all runs but those that compare the eras."""
     return (
         *_lengths(),
         *_predictor(),
         *_large(results),
-        *_small(results, plan),
-        *_balance(results),
+        *_small(results, plan, era),
+        *_balance(results, era),
         *_scale(results, plan),
         *_bins(results),
         *_intervals(results),
-        *_observations(results),
+        *_eras(results, plan),
+        *_observations(results, era),
     )
+
+
+def _row(claim: str, paper: Figure, ours: Estimate, unit: str, why: str) -> ReportRow:
+    return ReportRow(claim=claim, paper=paper, ours=ours.mean, unit=unit, why=why, interval=ours.half)
 
 
 def _lengths() -> Iterator[ReportRow]:
@@ -92,29 +110,29 @@ def _large(results: Results) -> Iterator[ReportRow]:
     for rate, is_stress in ((LARGE_RATE, False), (LARGE_STRESS, True)):
         for at, (label, what, unit) in enumerate(metrics):
             for system, figures in published.items():
-                yield ReportRow(
-                    claim=f"figure 10: large cluster, ShareGPT, {rate:g} req/s, {label}, {system}",
-                    paper=None if is_stress else figures[at],
-                    ours=results.figure(large_key(system, rate), what),
-                    unit=unit,
-                    why=explanations.LARGE_STRESS if is_stress else explanations.LARGE,
+                yield _row(
+                    f"figure 10: large cluster, ShareGPT, {rate:g} req/s, {label}, {system}",
+                    None if is_stress else figures[at],
+                    results.figure(large_key(system, rate), what),
+                    unit,
+                    explanations.LARGE_STRESS if is_stress else explanations.LARGE,
                 )
 
 
-def _small(results: Results, plan: Plan) -> Iterator[ReportRow]:
+def _small(results: Results, plan: Plan, era: EngineEra) -> Iterator[ReportRow]:
     for rate, is_stress in ((SMALL_RATE, False), (SMALL_STRESS, True)):
         for system, paper in ((VLLM, 96.3), (CURRENT, 28.3), (PREDICTED, 24.3), (ORACLE, None)):
-            yield ReportRow(
-                claim=f"figure 10: small cluster, ShareGPT, {rate:g} req/s, P99 TPOT, {system}",
-                paper=None if is_stress else paper,
-                ours=results.figure(small_key(system, rate), "p99_tpot_ms"),
-                unit="ms",
-                why=explanations.SMALL_STRESS if is_stress else explanations.SMALL,
+            yield _row(
+                f"figure 10: small cluster, ShareGPT, {rate:g} req/s, P99 TPOT, {system}",
+                None if is_stress else paper,
+                results.figure(small_key(system, rate, era), "p99_tpot_ms"),
+                "ms",
+                explanations.SMALL_STRESS if is_stress else explanations.SMALL,
             )
     tails = {
         rate: 1
-        - results.figure(small_key(PREDICTED, rate), "p99_tpot_ms")
-        / results.figure(small_key(VLLM, rate), "p99_tpot_ms")
+        - results.mean(small_key(PREDICTED, rate, era), "p99_tpot_ms")
+        / results.mean(small_key(VLLM, rate, era), "p99_tpot_ms")
         for rate in plan.sweep
     }
     best = max(tails, key=lambda rate: tails[rate])
@@ -126,8 +144,8 @@ def _small(results: Results, plan: Plan) -> Iterator[ReportRow]:
         why=explanations.TAIL,
     )
     ratios = {
-        rate: results.figure(small_key(PREDICTED, rate), "goodput_req_s")
-        / max(results.figure(small_key(VLLM, rate), "goodput_req_s"), 1e-9)
+        rate: results.mean(small_key(PREDICTED, rate, era), "goodput_req_s")
+        / max(results.mean(small_key(VLLM, rate, era), "goodput_req_s"), 1e-9)
         for rate in plan.sweep
     }
     best = max(ratios, key=lambda rate: ratios[rate])
@@ -140,39 +158,40 @@ def _small(results: Results, plan: Plan) -> Iterator[ReportRow]:
     )
 
 
-def _balance(results: Results) -> Iterator[ReportRow]:
+def _balance(results: Results, era: EngineEra) -> Iterator[ReportRow]:
     for rate in (SMALL_RATE, SMALL_STRESS):
         for system in Reschedules:
             paper = 0.78 if system is PREDICTED and rate == SMALL_RATE else None
-            yield ReportRow(
-                claim=f"figure 11: small cluster, {rate:g} req/s, variance of execution time, {system}",
-                paper=paper,
-                ours=results.figure(small_key(system, rate), "exec_variance_ms2"),
-                unit="ms^2",
-                why=explanations.VARIANCE,
+            yield _row(
+                f"figure 11: small cluster, {rate:g} req/s, variance of execution time, {system}",
+                paper,
+                results.figure(small_key(system, rate, era), "exec_variance_ms2"),
+                "ms^2",
+                explanations.VARIANCE,
             )
         said: dict[Reschedules, float | str] = {VLLM: "repeated", CURRENT: "few", PREDICTED: 0.0, ORACLE: 0.0}
         for system in Reschedules:
-            key = small_key(system, rate)
-            yield ReportRow(
-                claim=f"figure 12: small cluster, {rate:g} req/s, OOM events (preemptions), {system}",
-                paper=said[system],
-                ours=results.figure(key, "preemptions"),
-                unit="events",
-                why=f"{100 * results.full_share(key):.1f} % of the time above 99 % of KV memory. {explanations.OOM}",
+            key = small_key(system, rate, era)
+            share = results.mean(key, "full_share")
+            yield _row(
+                f"figure 12: small cluster, {rate:g} req/s, OOM events (preemptions), {system}",
+                said[system],
+                results.figure(key, "preemptions"),
+                "events",
+                f"{100 * share:.1f} % of the time above 99 % of KV memory. {explanations.OOM}",
             )
 
 
 def _scale(results: Results, plan: Plan) -> Iterator[ReportRow]:
     for instances in plan.scale_sizes:
         for system in Reschedules:
-            yield ReportRow(
-                claim=f"figure 13: {instances} instances, {SCALE_RATE_PER_INSTANCE * instances:g} req/s, 25 Gbit/s, "
+            yield _row(
+                f"figure 13: {instances} instances, {SCALE_RATE_PER_INSTANCE * instances:g} req/s, 25 Gbit/s, "
                 f"variance of execution time, {system}",
-                paper=None,
-                ours=results.figure(scale_key(system, instances), "exec_variance_ms2"),
-                unit="ms^2",
-                why=explanations.SCALE,
+                None,
+                results.figure(scale_key(system, instances), "exec_variance_ms2"),
+                "ms^2",
+                explanations.SCALE,
             )
 
 
@@ -206,10 +225,24 @@ def _table(
         ("goodput", "goodput_req_s", "req/s"),
     )
     for (label, what, unit), paper in zip(metrics, figures, strict=True):
-        yield ReportRow(claim=f"{claim}, {label}", paper=paper, ours=results.figure(key, what), unit=unit, why=reason)
+        yield _row(f"{claim}, {label}", paper, results.figure(key, what), unit, reason)
 
 
-def _observations(results: Results) -> Iterator[ReportRow]:
+def _eras(results: Results, plan: Plan) -> Iterator[ReportRow]:
+    for era in EngineEra:
+        for what, label in (("p99_tpot_ms", "P99 TPOT"), ("goodput_req_s", "goodput")):
+            for ours, theirs in COMPARED:
+                pairs = [(small_key(ours, rate, era), small_key(theirs, rate, era)) for rate in plan.sweep]
+                yield _row(
+                    f"small cluster, {era.admission}, all rates, {label}, {ours} over {theirs}",
+                    None,
+                    results.ratio(pairs, what),
+                    "x",
+                    explanations.ERAS,
+                )
+
+
+def _observations(results: Results, era: EngineEra) -> Iterator[ReportRow]:
     for name, rate in (("alpaca", SMALL_RATE), ("servegen", SERVEGEN_RATE)):
         for system in Reschedules:
             key = f"{name} {system}"
@@ -217,9 +250,9 @@ def _observations(results: Results) -> Iterator[ReportRow]:
             yield _observation(results, key, f"small cluster, {name} lengths, {rate:g} req/s, OOM", "preemptions")
     for system in Reschedules:
         claim = f"small cluster, ShareGPT, {SMALL_STRESS:g} req/s, P50 TPOT"
-        yield _observation(results, small_key(system, SMALL_STRESS), claim, "p50_tpot_ms")
+        yield _observation(results, small_key(system, SMALL_STRESS, era), claim, "p50_tpot_ms")
         claim = f"small cluster, ShareGPT, {SMALL_STRESS:g} req/s, goodput"
-        yield _observation(results, small_key(system, SMALL_STRESS), claim, "goodput_req_s")
+        yield _observation(results, small_key(system, SMALL_STRESS, era), claim, "goodput_req_s")
     for system in (CURRENT, PREDICTED, ORACLE):
         for what in ("exec_variance_ms2", "preemptions", "moved"):
             claim = f"small cluster, {SMALL_STRESS:g} req/s, rescheduled every {LONG_INTERVAL_S:g} s, {what}"
@@ -233,6 +266,4 @@ def _observation(results: Results, key: str, claim: str, what: str) -> ReportRow
     units = {"exec_variance_ms2": "ms^2", "p99_tpot_ms": "ms", "p50_tpot_ms": "ms", "goodput_req_s": "req/s"}
     unit = units.get(what, "events")
     system = next(system for system in Reschedules if key.endswith(f" {system}"))
-    return ReportRow(
-        claim=f"{claim}, {system}", paper=None, ours=results.figure(key, what), unit=unit, why=explanations.OURS
-    )
+    return _row(f"{claim}, {system}", None, results.figure(key, what), unit, explanations.OURS)
