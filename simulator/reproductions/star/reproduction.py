@@ -19,7 +19,7 @@ from simulator.reproductions.star.jobs import (
     with_seeds,
 )
 from simulator.reproductions.star.lengths import servegen_workload
-from simulator.reproductions.star.rows import all_rows
+from simulator.reproductions.star.rows import COMPARED, all_rows
 from simulator.reproductions.star.setups import FULL, QUICK, SMALL_STRESS, Plan
 
 SERVEGEN_FILE = "traces/servegen_deepseek-r1.jsonl.gz"
@@ -53,6 +53,10 @@ as its first chunk fits, and today's, where its whole prompt must. Means over se
 "of w/o" is a system's P99 TPOT or goodput over that of STAR without prediction on equal requests. The trajectories are
 Penstock's own rule and know what steps cost.
 """
+PAIRS = """
+In how many pairs of runs with equal requests, at all rates, the first system is better than the second; in brackets
+those in which they are equal.
+"""
 READINGS = """
 - Algorithm 1 compares w_i (line 14) and N_i (line 15) with one mean: beta is normalised to sum 1, so that both are
   tokens.
@@ -78,7 +82,7 @@ def reproduce(run: ReproductionRun) -> Findings:
             Section(title="Readings of Algorithm 1", markdown=READINGS),
             Section(
                 title="How much it matters under 2025's admission and under today's",
-                markdown=f"{BOTH_ERAS}\n{both_eras(results, plan)}",
+                markdown=f"{BOTH_ERAS}\n{both_eras(results, plan)}\n{PAIRS}\n{pair_by_pair(results, plan)}",
             ),
         ),
         plots=(SWEEP_PLOT, TRACES_PLOT, SCALE_PLOT, ERAS_PLOT),
@@ -106,6 +110,33 @@ def _rows_of_both_eras(results: Results, plan: Plan) -> Iterator[tuple[str, ...]
                     _shown(results.ratio([(key, other)], "goodput_req_s"), 2),
                     *(f"{results.mean(key, what):.3g}" for what in ("preemptions", "moved", "exec_variance_ms2")),
                 )
+
+
+def pair_by_pair(results: Results, plan: Plan) -> str:
+    """The table of how often one system is better than another on equal requests."""
+    header = ("admission", "system", "better than", "P99 TPOT lower", "goodput higher", "pairs")
+    return markdown_table(header, _rows_of_pairs(results, plan))
+
+
+def _rows_of_pairs(results: Results, plan: Plan) -> Iterator[tuple[str, ...]]:
+    for era in EngineEra:
+        for ours, theirs in COMPARED:
+            tails, goodputs = (
+                [
+                    pair
+                    for rate in plan.sweep
+                    for pair in results.pairs(small_key(ours, rate, era), small_key(theirs, rate, era), what)
+                ]
+                for what in ("p99_tpot_ms", "goodput_req_s")
+            )
+            lower, higher = sum(one < other for one, other in tails), sum(one > other for one, other in goodputs)
+            counts = (_of_pairs(lower, tails), _of_pairs(higher, goodputs))
+            yield era, ours, theirs, *counts, str(len(tails))
+
+
+def _of_pairs(better: int, pairs: Sequence[tuple[float, float]]) -> str:
+    equal = sum(one == other for one, other in pairs)
+    return f"{better} ({equal})" if equal else str(better)
 
 
 def _shown(estimate: Estimate, digits: int) -> str:

@@ -39,6 +39,7 @@ COMPARED: tuple[tuple[System, System], ...] = (
     (PREDICTED, ORACLE),
     (Rival.TRAJECTORIES, VLLM),
     (Rival.TRAJECTORIES, CURRENT),
+    (Rival.TRAJECTORIES, PREDICTED),
     (Rival.TRAJECTORIES, Rival.TRAJECTORIES_ORACLE),
 )
 """Systems whose ratios say how much rescheduling, and how much prediction, matters."""

@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ from mesh.errors import TraceError
 from simulator.cost.model import BatchShape
 from simulator.reproductions.run import EngineEra
 from simulator.reproductions.star.experiment import Experiment, Reschedules, Rival, cluster_of, run
-from simulator.reproductions.star.jobs import Results, as_calls, experiments, with_seeds
+from simulator.reproductions.star.jobs import Results, as_calls, experiments, small_key, with_seeds
 from simulator.reproductions.star.lengths import (
     ALPACA,
     LONGEST_TOKENS,
@@ -22,7 +23,8 @@ from simulator.reproductions.star.lengths import (
     poisson_trace,
     servegen_workload,
 )
-from simulator.reproductions.star.rows import all_rows
+from simulator.reproductions.star.reproduction import pair_by_pair
+from simulator.reproductions.star.rows import COMPARED, all_rows
 from simulator.reproductions.star.setups import FULL, QUICK, SMALL, SMALL_SLO, Plan
 
 SHARES = (np.arange(100_000) + 0.5) / 100_000
@@ -133,3 +135,18 @@ def test_both_plans_give_the_same_kinds_of_rows() -> None:
     assert len({row.claim for row in rows}) == len(rows)
     assert all(row.why or row.paper == pytest.approx(row.ours) for row in rows if row.paper is not None)
     assert set(as_calls(brief)) == set(brief)
+
+
+def test_pairs_are_runs_with_equal_requests() -> None:
+    plan = Plan(5.0, 5.0, (64,), (0.17, 0.23), 2)
+    jobs = with_seeds(experiments(plan, SHAREGPT, 0, EngineEra.CURRENT), plan.seeds)
+    one = run(Experiment(replace(SMALL, decodes=2), ALPACA, Reschedules.VLLM, 0.4, 5.0, SMALL_SLO))
+    outcomes = {name: msgspec.structs.replace(one, seed=job.seed) for name, job in jobs.items()}
+    better = small_key(Reschedules.PREDICTED, 0.23, EngineEra.VLLM_0_9) + " #1"
+    outcomes[better] = msgspec.structs.replace(outcomes[better], p99_tpot_ms=one.p99_tpot_ms / 2)
+    rows = [line.split(" | ") for line in pair_by_pair(Results(outcomes), plan).splitlines()]
+    of_eras = {era: [row for row in rows if row[0] == f"| {era}"] for era in EngineEra}
+    assert [len(each) for each in of_eras.values()] == [len(COMPARED)] * 2
+    counted = [row[3:] for row in of_eras[EngineEra.VLLM_0_9] if row[1:3] == ["STAR w/ prediction", "vLLM"]]
+    assert counted == [["1 (3)", "0 (4)", "4 |"]]
+    assert {row[3] for row in of_eras[EngineEra.CURRENT]} == {"0 (4)"}
