@@ -82,7 +82,7 @@ class ClosedFormSource:
         work_s = output_tokens * _TOKEN_S[tier]
         tail_s, mean_s = float(np.quantile(work_s, 0.95)), float(work_s.mean())
         waits = 1 / (1 - _UTILISATIONS)
-        return (ReplicaCurve(ReplicaShape(1, 1), _UTILISATIONS / mean_s, tail_s * waits, mean_s * waits),)
+        return (ReplicaCurve(ReplicaShape(1, 1), _UTILISATIONS / mean_s, tail_s * waits, mean_s * waits, 1 / mean_s),)
 
 
 def outcome(data: str, everything: CascadeSample, target: float, kind: str, draws: int, seed: int) -> Outcome:

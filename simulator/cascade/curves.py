@@ -10,11 +10,12 @@ from controlplane.planning.cascade.replica import ReplicaCurve
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.work import TierWork
 from mesh.errors import PlanInfeasible
-from simulator.cascade.replica import LoadedLatency, alone_s, loaded_latency, saturation_per_s
+from simulator.cascade.replica import alone_s, loaded_latency, saturation_per_s
 from simulator.cascade.tier import ReplicaModel, Tier
 
-UTILISATIONS = (0.02, 0.25, 0.45, 0.6, 0.75, 0.9, 1.05)
-"""Of `saturation_per_s`, which is an estimate: a replica may hold a little more."""
+UTILISATIONS = (0.05, 0.35, 0.6, 0.8, 0.9)
+"""Parts of what a replica sustains. Nothing is planned beyond the last: there a rate that is a few per cent higher than
+foreseen makes a queue of minutes."""
 LENGTH_STEP = 0.1
 """Requests whose mean and tail lengths are the same within this, relatively, share a curve."""
 
@@ -26,6 +27,7 @@ class StoredCurve(msgspec.Struct, frozen=True):
     rates_per_s: tuple[float, ...]
     p95_s: tuple[float, ...]
     mean_s: tuple[float, ...]
+    saturation_per_s: float
 
 
 class SimulatedCurves:
@@ -94,11 +96,15 @@ class SimulatedCurves:
         if known is None:
             if self._heard is not None:
                 self._heard(key)
-            rates, latencies = _measure(replica, input_tokens, output_tokens, self._seed)
-            p95_s, mean_s = tuple(at.p95_s for at in latencies), tuple(at.mean_s for at in latencies)
-            known = self._curves[key] = StoredCurve(key, rates, p95_s, mean_s)
+            known = self._curves[key] = _measured(key, replica, input_tokens, output_tokens, self._seed)
             self.simulated += 1
-        return ReplicaCurve(replica.shape, np.array(known.rates_per_s), np.array(known.p95_s), np.array(known.mean_s))
+        return ReplicaCurve(
+            replica.shape,
+            np.array(known.rates_per_s),
+            np.array(known.p95_s),
+            np.array(known.mean_s),
+            known.saturation_per_s,
+        )
 
     def _work_alone(self, tier: int) -> TierWork:
         replica = self._replicas[tier][0]
@@ -112,15 +118,18 @@ class SimulatedCurves:
         )
 
 
-def _measure(
-    replica: ReplicaModel, input_tokens: NDArray[np.int64], output_tokens: NDArray[np.int64], seed: int
-) -> tuple[tuple[float, ...], tuple[LoadedLatency, ...]]:
-    alone = alone_s(
-        replica.cost, replica.engine.max_step_tokens, round(input_tokens.mean()), round(output_tokens.mean())
+def _measured(
+    key: str, replica: ReplicaModel, input_tokens: NDArray[np.int64], output_tokens: NDArray[np.int64], seed: int
+) -> StoredCurve:
+    saturation = saturation_per_s(replica, input_tokens, output_tokens, seed)
+    latencies = [loaded_latency(replica, input_tokens, output_tokens, part, saturation, seed) for part in UTILISATIONS]
+    return StoredCurve(
+        key,
+        rates_per_s=tuple(part * saturation for part in UTILISATIONS),
+        p95_s=tuple(at.p95_s for at in latencies),
+        mean_s=tuple(at.mean_s for at in latencies),
+        saturation_per_s=saturation,
     )
-    saturation = saturation_per_s(replica, input_tokens, output_tokens)
-    rates = tuple(utilisation * saturation for utilisation in UTILISATIONS)
-    return rates, tuple(loaded_latency(replica, input_tokens, output_tokens, rate, alone, seed) for rate in rates)
 
 
 def _lengths_key(input_tokens: NDArray[np.int64], output_tokens: NDArray[np.int64]) -> str:

@@ -15,6 +15,7 @@ from controlplane.protocols.cascade.state_machine import (
     Answered,
     Begin,
     CascadeStateMachine,
+    EndedEarly,
     Event,
     Generate,
     Judge,
@@ -46,12 +47,19 @@ class SimulatedExecutor:
         return requests[np.argsort(self.ready_s[requests], kind="stable")]
 
     def answered(
-        self, tier: int, requests: NDArray[np.intp], finished_s: NDArray[np.float64], scores: NDArray[np.float64]
+        self,
+        tier: int,
+        requests: NDArray[np.intp],
+        finished_s: NDArray[np.float64],
+        scores: NDArray[np.float64],
+        ended_early: NDArray[np.bool_],
     ) -> None:
-        """The tier has answered them, at these times; a judge would give these scores."""
-        answers = zip(requests.tolist(), finished_s.tolist(), scores.tolist(), strict=True)
-        for number, now_s, score in answers:
-            if self._handle(number, Answered(tier), now_s):
+        """The tier has answered them, at these times, or ended its answers early; a judge would give these scores."""
+        answers = zip(requests.tolist(), finished_s.tolist(), scores.tolist(), ended_early.tolist(), strict=True)
+        for number, now_s, score, is_early in answers:
+            if is_early:
+                self._handle(number, EndedEarly(tier, score), now_s)
+            elif self._handle(number, Answered(tier), now_s):
                 self._handle(number, Judged(tier, score), now_s + self._judge_s)
 
     def validate(self) -> None:

@@ -7,12 +7,12 @@ from types import MappingProxyType
 from controlplane.model.cascade_goal import CascadeGoal, judgement_s, quality_refusal
 from controlplane.planning.cascade.bilevel import PlanRequest
 from controlplane.planning.cascade.plan import CascadePlan, cascade_plan
-from controlplane.planning.cascade.promise import plan_as_asked
 from controlplane.planning.cascade.workload import read_window, sample_of_window
 from controlplane.planning.instance_profile import InstanceProfile
 from mesh.errors import ConfigurationError
 from simulator.cascade.curves import SimulatedCurves, StoredCurve
 from simulator.cascade.profiled import ProfiledTier
+from simulator.cascade.steady_plan import SimulatedDeployments, steady_plan
 from simulator.cascade.tier import MAX_REPLICA_GPUS, Tier, TierModel
 
 
@@ -82,16 +82,19 @@ def make_plan(
         minimise=goal.minimise,
         judge_gpu_s=goal.judge_gpu_s,
     )
-    result, promise = plan_as_asked(sample, source, request, goal.probability, window.label or window.judge, seed)
+    deployments = SimulatedDeployments(sample, tiers, source, request.judge_s, seed)
+    label = window.label or window.judge
+    planned = steady_plan(sample, source, deployments, request, goal.probability, label, seed)
     made = cascade_plan(
         goal.cascade,
         models,
-        result,
+        planned.result,
         rate_per_s=sample.rate_per_s,
         gpus=goal.gpus,
         quality_target=goal.quality,
         latency_target_s=goal.latency_s,
-        promise=promise,
+        promise=planned.promise,
         calibrations=sample.calibrations(),
+        steady=planned.steady,
     )
     return MadePlan(made, source.measured)

@@ -1,5 +1,6 @@
 """A tier's model on its devices: the shapes of replica that it fits on."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -67,7 +68,7 @@ class ReplicaModel:
     """How many batches are under way at once: pp."""
 
 
-class Tier(Protocol):
+class Tier(Hashable, Protocol):
     """A model, and the shapes of replica in which it can be served."""
 
     @property

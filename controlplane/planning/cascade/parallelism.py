@@ -75,6 +75,12 @@ class Capacity:
         holds = total >= rate_per_s * (1 - _SLACK)
         return float(self.levels_s[holds.argmax()]) if holds.any() else float("inf")
 
+    def utilisation(self, mix: Mix, rate_per_s: float) -> float:
+        """The rate over what these replicas sustain; 0 without replicas."""
+        by_shape = {curve.shape: curve.saturation_per_s for curve in self.curves}
+        sustained = sum(count * by_shape[shape] for shape, count in mix)
+        return rate_per_s / sustained if sustained else 0.0
+
     def _level(self, rate_per_s: float) -> NDArray[np.intp]:
         """The first level that holds the rate, for each f; the number of levels where none does."""
         holds = self.rates_per_s >= rate_per_s

@@ -49,6 +49,21 @@ class PlannedTier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sum(replicas.count for replicas in self.replicas)
 
 
+class SteadyRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a plan's latencies rest on: simulations of the whole deployment under the policy that serves it."""
+
+    runs: int
+    requests: int
+    """Counted of each run, its beginning apart."""
+    margin_percent: float
+    """Half of the 95 % interval of the p95s, over them: the widest."""
+    is_settled: bool
+    """Longer runs would say much the same. If not, a tier is so close to what it sustains, or so few reach it, that its
+    latencies are not known well."""
+    whole_p95_s: float
+    """p95 from arrival to the accepted answer."""
+
+
 class CascadePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Thresholds and deployment, with what they are expected to reach and for which workload."""
 
@@ -85,6 +100,8 @@ class CascadePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Judgements a second; None in plans that do not say."""
     leader: str = ""
     """The planner that put it into force by itself; empty where an operator did."""
+    steady: SteadyRuns | None = None
+    """None: its latencies are those of tables."""
 
     @property
     def latency_s(self) -> float:
@@ -134,6 +151,7 @@ def cascade_plan(
     latency_target_s: float | None = None,
     promise: QualityPromise | None = None,
     calibrations: Sequence[TierCalibration | None] = (),
+    steady: SteadyRuns | None = None,
 ) -> CascadePlan:
     """The result of algorithm 1 as a plan for these models, smallest first; `calibrations` of each, or none."""
     deployment, shares = planned.deployment, planned.routed.shares
@@ -166,6 +184,7 @@ def cascade_plan(
         promise=promise,
         judge_gpus=deployment.judge_gpus,
         judged_per_s=judged_per_s(planned.routed, rate_per_s),
+        steady=steady,
     ).checked()
 
 

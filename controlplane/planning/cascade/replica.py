@@ -38,15 +38,19 @@ class ReplicaCurve:
 
     shape: ReplicaShape
     rates_per_s: NDArray[np.float64]
-    """Ascending, above 0; the first so low that requests hardly meet. Nothing beyond the last is served."""
+    """Ascending, above 0; the first so low that requests hardly meet. Nothing beyond the last is planned."""
     p95_s: NDArray[np.float64]
     mean_s: NDArray[np.float64]
+    saturation_per_s: float
+    """The rate that the replica sustains: above the last."""
 
     def __post_init__(self) -> None:
         if not len(self.rates_per_s) == len(self.p95_s) == len(self.mean_s) or not len(self.rates_per_s):
             raise ConfigurationError("a replica's curve needs as many latencies as rates, and at least one")
         if self.rates_per_s[0] <= 0 or (np.diff(self.rates_per_s) <= 0).any():
             raise ConfigurationError("a replica's curve needs ascending rates above 0")
+        if self.saturation_per_s < self.rates_per_s[-1]:
+            raise ConfigurationError("a replica's curve ends below the rate that the replica sustains")
         if (self.p95_s <= 0).any() or (self.mean_s <= 0).any():
             raise ConfigurationError("a replica's curve needs latencies above 0")
 

@@ -14,7 +14,6 @@ from controlplane.planning.cascade.bilevel import PlanRequest, PlanResult
 from controlplane.planning.cascade.labels import with_labels
 from controlplane.planning.cascade.observed import summary_of_sample
 from controlplane.planning.cascade.plan import CascadePlan, cascade_plan, decode_plan, encode_plan
-from controlplane.planning.cascade.promise import plan_as_asked
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.search import pareto_front
 from controlplane.planning.cascade.workload import WorkloadWindow, read_window, sample_of_window
@@ -32,6 +31,7 @@ from services.cli.report_output import STDOUT, check_outputs, print_notices
 from services.cli.terminal_table import print_table
 from simulator.cascade.curves import SimulatedCurves
 from simulator.cascade.make_plan import parse_tier, profile_keys
+from simulator.cascade.steady_plan import SimulatedDeployments, steady_plan
 from simulator.cascade.tier import Tier
 
 
@@ -147,9 +147,18 @@ def cascade(
             ),
         )
         started_s = time.perf_counter()
-        planned, promise = plan_as_asked(
-            sample, curves, request, options["probability"], window.label or judge, options["seed"]
+        deployments = SimulatedDeployments(
+            sample,
+            [model for _, model in of_tiers],
+            curves,
+            request.judge_s,
+            options["seed"],
+            on_deployment=lambda number: status.update(f"deployment {number}: simulating it as a whole"),
         )
+        made_of = steady_plan(
+            sample, curves, deployments, request, options["probability"], window.label or judge, options["seed"]
+        )
+        planned = made_of.result
         seconds = time.perf_counter() - started_s
     write_tables(tables, curves.measured)
     made = cascade_plan(
@@ -160,8 +169,9 @@ def cascade(
         gpus=request.gpus,
         quality_target=request.quality,
         latency_target_s=request.latency_s,
-        promise=promise,
+        promise=made_of.promise,
         calibrations=sample.calibrations(),
+        steady=made_of.steady,
     )
     if judge:
         made = msgspec.structs.replace(made, judge=judge, workload=summary_of_sample(sample, planned.thresholds))

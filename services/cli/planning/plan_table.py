@@ -50,6 +50,17 @@ def _promised(plan: CascadePlan) -> str:
     )
 
 
+def _steady(plan: CascadePlan) -> str:
+    runs = plan.steady
+    if runs is None:
+        return ""
+    whole = f"p95 from end to end {runs.whole_p95_s:.2f} s"
+    margin = f"within {runs.margin_percent:.0f} % in {runs.runs} steady runs of {runs.requests} requests"
+    if runs.is_settled:
+        return f", {whole}, all {margin}"
+    return f", {whole}, NOT SETTLED: {margin}: a tier is near what it sustains, or reached by few"
+
+
 def _left(plan: CascadePlan) -> str:
     free = plan.gpus - plan.judge_gpus - sum(tier.gpus for tier in plan.tiers)
     judging = f"{plan.judge_gpus} GPUs judge {plan.judged_per_s:.2g} answers/s, " if plan.judge_gpus else ""
@@ -67,7 +78,8 @@ def _asked(plan: CascadePlan) -> str:
 def _latencies(plan: CascadePlan) -> str:
     """Both, where the plan knows both."""
     known = [(IN_WORDS["slowest_tier"], plan.latency_p95_s), (IN_WORDS["end_to_end"], plan.latency_mean_s)]
-    return ", ".join(f"{words} {latency_s:.2f} s" for words, latency_s in known if latency_s is not None)
+    latencies = ", ".join(f"{words} {latency_s:.2f} s" for words, latency_s in known if latency_s is not None)
+    return latencies + _steady(plan)
 
 
 def _seconds(tier: PlannedTier, latency_s: float | None) -> str:

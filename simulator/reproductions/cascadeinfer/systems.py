@@ -35,12 +35,12 @@ from simulator.cluster.stages import StageController
 from simulator.cost.catalogue import DEVICES, instance_for
 from simulator.cost.fitted.unevenness import UnevennessTable
 from simulator.cost.model import CostModel
+from simulator.cost.placement_costs import fitted_costs
 from simulator.instance.config import InstanceConfig
 from simulator.report.outcome import RequestOutcome
 from simulator.reproductions.cascadeinfer.llumnix import FreenessDispatch, LoadMigration
 from simulator.reproductions.cascadeinfer.profiling import ProfileBounds, ProfileResult, fit_on_halves
 from simulator.reproductions.cascadeinfer.workload import Lengths, poisson_requests, read_mooncake, read_sharegpt
-from simulator.reproductions.placement_costs import fitted_costs
 from simulator.rescheduling.controller import ReschedulingController
 from simulator.rescheduling.remaining_lengths import Oracle
 

@@ -18,7 +18,7 @@ from controlplane.planning.cascade.routing import Routed, candidate_thresholds, 
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.search import FINE_CANDIDATES
 from mesh.errors import PlanInfeasible
-from simulator.reproductions.cascadia.end_to_end import Deployed
+from simulator.cascade.deployed import Deployed
 from simulator.reproductions.cascadia.planning_problem import PlanningProblem
 
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from controlplane.planning.cascade.drift import DriftDetector, DriftSettings, WorkloadSummary
 from controlplane.planning.cascade.sample import CascadeSample
 from mesh.errors import PlanInfeasible
+from simulator.cascade.deployed import Deployed, DrawnRequests, serve
 from simulator.reproductions.cascadia import setup
 from simulator.reproductions.cascadia.cascade_serve import cascade_serve
 from simulator.reproductions.cascadia.cases import Workload, single_request_s
-from simulator.reproductions.cascadia.end_to_end import Deployed, DrawnRequests, serve
 from simulator.reproductions.cascadia.planning_problem import PlanningProblem, System
 from simulator.reproductions.cascadia.systems import (
     CASCADE_SERVE,
@@ -188,6 +188,6 @@ def _serve_epochs(
         if not len(here):
             continue
         part = DrawnRequests(stream.arrivals.times_s[here], stream.arrivals.rows[here])
-        served = serve(sample, problem.tiers, epoch.deployed, part, problem.judge_s, seed)
+        served = serve(sample, problem.tiers, epoch.deployed, part, problem.judge_s, seed, setup.DISPATCH)
         latencies_s[here], scores[here] = served.latencies_s, served.scores
     return latencies_s, scores

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from controlplane.planning.cascade.replica import ReplicaCurve
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.tables import CurveSource
+from simulator.cascade.deployed import Deployed
 from simulator.cascade.tier import Tier
-from simulator.reproductions.cascadia.end_to_end import Deployed
 
 
 @dataclass(frozen=True, slots=True, eq=False)

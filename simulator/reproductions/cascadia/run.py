@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.reproductions.cascadia.end_to_end import Deployed, Served, poisson_arrivals, serve
+from simulator.cascade.deployed import Deployed, Served, poisson_arrivals, serve
+from simulator.reproductions.cascadia import setup
 from simulator.reproductions.cascadia.planning_problem import PlanningProblem
 
 
@@ -43,4 +44,4 @@ def serve_at(problem: PlanningProblem, deployed: Deployed, rate_per_s: float, ar
     if arriving.max_requests is not None:
         seconds = min(seconds, arriving.max_requests / rate_per_s)
     arrivals = poisson_arrivals(problem.sample, rate_per_s, seconds, arriving.seed)
-    return serve(problem.sample, problem.tiers, deployed, arrivals, problem.judge_s, arriving.seed)
+    return serve(problem.sample, problem.tiers, deployed, arrivals, problem.judge_s, arriving.seed, setup.DISPATCH)

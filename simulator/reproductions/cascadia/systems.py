@@ -11,8 +11,8 @@ from controlplane.planning.cascade.routing import ESCALATE_ALL, Routed, route
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.tables import TierTable, tier_tables
 from mesh.errors import PlanInfeasible
+from simulator.cascade.deployed import Deployed
 from simulator.reproductions.cascadia.cascade_serve import cascade_serve
-from simulator.reproductions.cascadia.end_to_end import Deployed
 from simulator.reproductions.cascadia.planning_problem import PlanningProblem, System
 
 CASCADIA = "Cascadia"

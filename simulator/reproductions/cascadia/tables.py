@@ -48,7 +48,13 @@ class ScaledCurves:
         work = float(of_these.mean() / of_all.mean())
         tail = float(np.quantile(of_these, TAIL) / np.quantile(of_all, TAIL))
         return tuple(
-            ReplicaCurve(curve.shape, curve.rates_per_s / work, curve.p95_s * tail, curve.mean_s * work)
+            ReplicaCurve(
+                curve.shape,
+                curve.rates_per_s / work,
+                curve.p95_s * tail,
+                curve.mean_s * work,
+                curve.saturation_per_s / work,
+            )
             for curve in self.of_everything(tier)
         )
 

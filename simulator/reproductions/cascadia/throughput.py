@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mesh.errors import PlanInfeasible
+from simulator.cascade.deployed import Deployed
 from simulator.reproductions.cascadia import setup
-from simulator.reproductions.cascadia.end_to_end import Deployed
 from simulator.reproductions.cascadia.planning_problem import PlanningProblem, System
 from simulator.reproductions.cascadia.run import Arriving, serve_at
 from simulator.reproductions.sustainable_rate import RateSearch, sustainable_rate

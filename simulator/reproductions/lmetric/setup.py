@@ -11,10 +11,10 @@ import numpy as np
 from simulator.cluster.config import ClusterConfig
 from simulator.cost.catalogue import instance_for
 from simulator.cost.model import CostModel
+from simulator.cost.placement_costs import fitted_costs
 from simulator.instance.config import InstanceConfig
 from simulator.report.report import Slo
 from simulator.reproductions.measurement import System
-from simulator.reproductions.placement_costs import fitted_costs
 from simulator.reproductions.run import ReproductionRun
 from simulator.traces.request import TraceRequest
 from simulator.traces.reshape import fit_context, scale_rate

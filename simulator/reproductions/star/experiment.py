@@ -21,9 +21,9 @@ from simulator.cluster.recording import LoadSeries, RecordingConfig
 from simulator.cluster.simulation import ClusterSimulation
 from simulator.cost.catalogue.deployment import instance_for
 from simulator.cost.model import BatchShape, CostModel
+from simulator.cost.placement_costs import fitted_costs
 from simulator.report.outcome import RequestOutcome
 from simulator.report.report import Slo
-from simulator.reproductions.placement_costs import fitted_costs
 from simulator.reproductions.run import EngineEra
 from simulator.reproductions.star.lengths import LONGEST_TOKENS, Workload, poisson_trace
 from simulator.rescheduling.controller import ReschedulingController

@@ -37,13 +37,12 @@ def test_what_fits_nowhere_is_refused_and_what_is_unknown_is_named() -> None:
 @pytest.mark.slow
 def test_latency_rises_with_the_rate_and_falls_with_tensor_parallelism() -> None:
     one, two = (next(r for r in TIER.replicas() if r.shape == shape) for shape in (ReplicaShape(1), ReplicaShape(2)))
-    saturation = saturation_per_s(one, INPUT_TOKENS, OUTPUT_TOKENS)
-    alone = alone_s(one.cost, one.engine.max_step_tokens, 700, 30)
 
-    def under(replica: ReplicaModel, share: float) -> LoadedLatency:
-        return loaded_latency(replica, INPUT_TOKENS, OUTPUT_TOKENS, share * saturation, alone, seed=0)
+    def under(replica: ReplicaModel, part: float) -> LoadedLatency:
+        saturation = saturation_per_s(replica, INPUT_TOKENS, OUTPUT_TOKENS)
+        return loaded_latency(replica, INPUT_TOKENS, OUTPUT_TOKENS, part, saturation, seed=0)
 
-    low, high, wide = under(one, 0.05), under(one, 1.2), under(two, 0.05)
+    low, high, wide = under(one, 0.05), under(one, 0.9), under(two, 0.05)
     assert low.p95_s < high.p95_s
     assert low.mean_s < high.mean_s
     assert wide.p95_s < low.p95_s

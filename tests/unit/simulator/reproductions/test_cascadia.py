@@ -7,17 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from controlplane.planning.cascade.parallelism import capacity
 from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape
 from controlplane.planning.cascade.routing import ESCALATE_ALL
 from controlplane.planning.cascade.sample import CascadeSample
 from mesh.errors import PlanInfeasible, TraceError
-from simulator.cascade import curves, replica
 from simulator.cascade.curves import SimulatedCurves
+from simulator.cascade.deployed import Deployed, DrawnRequests, Served, TierServed, poisson_arrivals, serve
 from simulator.reproductions.cascadia import accuracy, experiment, setup, systems, throughput
 from simulator.reproductions.cascadia.cases import measure_trace, reachable
-from simulator.reproductions.cascadia.end_to_end import Deployed, DrawnRequests, Served, poisson_arrivals, serve
 from simulator.reproductions.cascadia.planning_problem import PlanningProblem
 from simulator.reproductions.cascadia.run import Arriving
 from simulator.reproductions.cascadia.scores import Answers, arena_traces, nearest, rescaled
@@ -25,6 +25,7 @@ from simulator.reproductions.cascadia.tables import ScaledCurves
 from simulator.reproductions.registry import reproduce
 from simulator.reproductions.run import ReproductionRun
 from simulator.reproductions.sustainable_rate import RateSearch
+from tests.unit.simulator.cascade.short_runs import short_runs
 
 QUESTIONS = 24
 TIERS = setup.tiers_of((setup.LLAMA_SMALL, setup.MIDDLE), quick=True)
@@ -48,11 +49,7 @@ def _bench(rate_per_s: float = 5.0) -> PlanningProblem:
 
 @pytest.fixture(scope="module", autouse=True)
 def _short_curves() -> Iterator[None]:
-    """Curves of two points and a few requests: what is tested here is what is made of them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(curves, "UTILISATIONS", (0.05, 0.9))
-        patch.setattr(replica, "_MIN_REQUESTS", 20)
-        patch.setattr(replica, "_MAX_REQUESTS", 60)
+    with short_runs() as patch:
         patch.setattr(accuracy, "BURST", 4)
         yield
 
@@ -226,8 +223,8 @@ def test_cascade_serve_takes_one_shape_a_tier_and_does_not_look_at_who_is_escala
 
 def test_cascade_serve_is_tuned_to_the_shapes_whose_slowest_tier_is_fastest_at_the_load(bench: PlanningProblem) -> None:
     rates = np.array([0.1, 10.0])
-    slow = ReplicaCurve(ReplicaShape(1), rates, np.array([4.0, 9.0]), rates)
-    fast = ReplicaCurve(ReplicaShape(2), rates, np.array([1.0, 2.0]), rates)
+    slow = ReplicaCurve(ReplicaShape(1), rates, np.array([4.0, 9.0]), rates, 11.0)
+    fast = ReplicaCurve(ReplicaShape(2), rates, np.array([1.0, 2.0]), rates, 11.0)
     sample = replace(bench.sample, scores=np.tile([10.0, 90.0], (QUESTIONS, 1)), rate_per_s=12.0)
     problem = replace(bench, sample=sample, by_load=((slow, fast), (slow, fast)), gpus=3)
     by_itself = systems.cascade_serve(problem, 50.0)
@@ -239,13 +236,22 @@ def test_cascade_serve_is_tuned_to_the_shapes_whose_slowest_tier_is_fastest_at_t
     assert crowded.mixes == ((), ((ReplicaShape(1), 3),)), "the least overloaded"
 
 
+def fed(finished_s: NDArray[np.float64], until_s: float) -> TierServed:
+    return TierServed(
+        requests=np.arange(len(finished_s)),
+        asked_s=np.linspace(0, until_s, len(finished_s)),
+        finished_s=finished_s,
+        latencies_s=np.ones(len(finished_s)),
+    )
+
+
 @pytest.mark.slow
 def test_a_saturated_rate_is_what_the_slowest_tier_keeps_up_with(bench: PlanningProblem) -> None:
     quick, slow, skipped = np.linspace(0, 10, 101), np.linspace(5, 45, 51), np.zeros(0)
-    served = Served(np.ones(101), np.ones(101), (1.0, 0.0, 1.0), (quick, skipped, slow), (8.0, 0.0, 40.0))
+    served = Served(np.ones(101), np.ones(101), (fed(quick, 8.0), fed(skipped, 0.0), fed(slow, 40.0)))
     assert served.throughput_per_s == pytest.approx(101 / 40, rel=0.05), "half of the requests in 40 s: the whole, too"
     drained = np.append(np.linspace(0, 9, 90), np.linspace(50, 90, 11))
-    served = Served(np.ones(101), np.ones(101), (1.0,), (drained,), (10.0,))
+    served = Served(np.ones(101), np.ones(101), (fed(drained, 10.0),))
     assert served.throughput_per_s == pytest.approx(10, rel=0.15), (
         "a slow replica that empties its queue does not count"
     )
@@ -262,7 +268,7 @@ def test_a_saturated_rate_is_what_the_slowest_tier_keeps_up_with(bench: Planning
 
 def test_uniform_parallelism_is_whole_servers_first() -> None:
     two = np.array([1.0, 2.0])
-    measured = tuple(ReplicaCurve(ReplicaShape(tp), two, two, two) for tp in (1, 2, 4, 8))
+    measured = tuple(ReplicaCurve(ReplicaShape(tp), two, two, two, 9.0) for tp in (1, 2, 4, 8))
     uniform = systems._uniform(capacity(measured, 1), 32)
     assert uniform.mix(23, 0.1) == tuple((ReplicaShape(tp), count) for tp, count in ((1, 1), (2, 1), (4, 1), (8, 2)))
     without_small = systems._uniform(capacity(measured[3:], 1), 32)

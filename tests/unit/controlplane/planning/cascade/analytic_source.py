@@ -42,7 +42,7 @@ class AnalyticSource:
             speed = shape.gpus**0.8
             rates = UTILISATIONS * speed / work_s.mean()
             p95_s, mean_s = (alone_s / speed / (1 - UTILISATIONS) for alone_s in (tail_s, work_s.mean()))
-            curves.append(ReplicaCurve(shape, rates, p95_s, mean_s))
+            curves.append(ReplicaCurve(shape, rates, p95_s, mean_s, speed / work_s.mean()))
         return tuple(curves)
 
 

@@ -199,7 +199,7 @@ def test_the_front_keeps_what_nothing_beats() -> None:
 
 def test_a_replica_sustains_what_its_curve_says() -> None:
     p95_s = np.array([1.0, 1.0, 3.0])
-    curve = ReplicaCurve(ReplicaShape(1), np.array([1.0, 2.0, 4.0]), p95_s, p95_s / 2)
+    curve = ReplicaCurve(ReplicaShape(1), np.array([1.0, 2.0, 4.0]), p95_s, p95_s / 2, 4.4)
     within_s = np.array([0.5, 1.0, 2.0, 3.0, 9.0])
     assert curve.sustained_rate_per_s(within_s, "p95").tolist() == [0.0, 2.0, 3.0, 4.0, 4.0]
     assert curve.sustained_rate_per_s(within_s / 2, "mean").tolist() == [0.0, 2.0, 3.0, 4.0, 4.0]

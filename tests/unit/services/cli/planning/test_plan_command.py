@@ -1,5 +1,6 @@
 """`penstock plan cascade`."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from services.cli.planning.command import command
 from services.cli.planning.plan_table import accepted_from
 from services.cli.planning.tables_file import read_tables, write_tables
 from simulator.cascade.curves import StoredCurve
+from tests.unit.simulator.cascade.short_runs import short_runs
 
 TIERS = ("--tier", "small=Llama-3.2-3B@H100", "--tier", "large=Llama-3.1-8B@H100")
 
@@ -38,6 +40,12 @@ def workload(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def _short_runs() -> Iterator[None]:
+    with short_runs():
+        yield
+
+
 def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(command, ["cascade", *map(str, arguments)], catch_exceptions=True)
 
@@ -52,13 +60,15 @@ def test_a_plan_comes_as_json_table_and_plot_and_its_tables_are_kept(workload: P
     assert plan.quality >= 70
     assert [tier.model for tier in plan.tiers] == ["small", "large"]
     assert "small" in result.output
+    assert plan.steady is not None
+    assert f"in {plan.steady.runs} steady runs of" in " ".join(result.output.split())
     assert plot.read_bytes().startswith(b"\x89PNG")
     again = run(*common, "--quality", "70", "--json", "-")
     assert decode_plan(again.stdout.strip().encode()) == plan
     assert " 0 tables simulated" in again.stderr
 
 
-def test_tables_of_the_first_format_are_simulated_anew_and_that_is_said(
+def test_tables_of_earlier_formats_are_simulated_anew_and_that_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "tables.json"
@@ -66,13 +76,16 @@ def test_tables_of_the_first_format_are_simulated_anew_and_that_is_said(
     path.write_bytes(msgspec.json.encode([curve]))
     assert read_tables(path) == ()
     assert "1 tables are of an older form without means" in capsys.readouterr().err
-    kept = (StoredCurve("a/TP=1/1-1-1-1/0", (1.0,), (2.0,), (1.5,)),)
+    kept = (StoredCurve("a/TP=1/1-1-1-1/0", (1.0,), (2.0,), (1.5,), 1.1),)
+    path.write_bytes(msgspec.json.encode({"format": 2, "curves": [curve | {"mean_s": [1.5]}]}))
+    assert read_tables(path) == ()
+    assert "1 tables are of an older form, not of steady states" in capsys.readouterr().err
     write_tables(path, kept)
     assert read_tables(path) == kept
     assert read_tables(tmp_path / "none.json") == ()
 
 
-@pytest.mark.parametrize("content", [b"", b"[1]", b'[{"key": 1}]', b"{}", b'{"format": 3, "curves": []}'])
+@pytest.mark.parametrize("content", [b"", b"[1]", b'[{"key": 1}]', b"{}", b'{"format": 4, "curves": []}'])
 def test_a_file_of_something_else_is_no_tables_file(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "tables.json"
     path.write_bytes(content)

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.planning.cascade.parallelism import Mix
+from controlplane.planning.cascade.routing import route
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.policies.registry import create_policy
 from mesh.errors import PlanInfeasible
@@ -14,9 +16,11 @@ from simulator.cascade.executor import SimulatedExecutor
 from simulator.cascade.tier import Tier
 from simulator.cluster.config import ClusterConfig, InstanceSpec
 from simulator.cluster.simulation import ClusterSimulation
+from simulator.cost.placement_costs import fitted_costs
 from simulator.traces.request import TraceRequest
 
-DISPATCH = "least_loaded"
+DISPATCH = "penstock"
+"""The mesh's default, which knows from profiles what each replica's steps cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +47,37 @@ class DrawnRequests:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TierServed:
+    """What one tier did, in the order in which requests came to it; shapes (requests that reached it,)."""
+
+    requests: NDArray[np.intp]
+    """Which of all they are, in the order of arrival."""
+    asked_s: NDArray[np.float64]
+    """When each came to the tier."""
+    finished_s: NDArray[np.float64]
+    """When its answer was complete, or given up."""
+    latencies_s: NDArray[np.float64]
+    """Until it was accepted or went on to the next tier: its judgement is included."""
+
+    @property
+    def fed_until_s(self) -> float:
+        """When the last request came to the tier."""
+        return float(self.asked_s[-1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Served:
     """What became of them; shape (requests,), in the order of arrival."""
 
     latencies_s: NDArray[np.float64]
     """Arrival to accepted answer, judgements included."""
     scores: NDArray[np.float64]
-    tier_p95_s: tuple[float, ...]
-    """Of each tier, by the requests that reached it; 0 where none did."""
-    tier_finished_s: tuple[NDArray[np.float64], ...]
-    """When each tier's answers were complete."""
-    tier_fed_until_s: tuple[float, ...]
-    """When the last request came to each tier; 0 where none did."""
+    tiers: tuple[TierServed, ...]
+
+    @property
+    def tier_p95_s(self) -> tuple[float, ...]:
+        """Each tier's, by the requests that reached it; 0 where none did."""
+        return tuple(float(np.quantile(tier.latencies_s, 0.95)) if len(tier.requests) else 0.0 for tier in self.tiers)
 
     @property
     def p95_s(self) -> float:
@@ -66,8 +89,7 @@ class Served:
         """Requests per second of the whole that the slowest tier keeps up with: of a run with more arrivals than are
         served, what is served. Each tier is looked at from its first tenth of answers on for as long as requests come
         to it: not while batches fill, nor while replicas empty their queues, of which slow ones take longer."""
-        tiers = zip(self.tier_finished_s, self.tier_fed_until_s, strict=True)
-        return min(self._kept_up_per_s(ends_s, until_s) for ends_s, until_s in tiers if len(ends_s))
+        return min(self._kept_up_per_s(tier.finished_s, tier.fed_until_s) for tier in self.tiers if len(tier.requests))
 
     def _kept_up_per_s(self, ends_s: NDArray[np.float64], until_s: float) -> float:
         from_s, median_s = np.quantile(ends_s, (0.1, 0.5)).tolist()
@@ -91,50 +113,52 @@ def serve(
     arrivals: DrawnRequests,
     judge_s: float,
     seed: int = 0,
+    policy: str = DISPATCH,
 ) -> Served:
-    """Simulate the tiers one after the other, routed by the live cascade's state machine (`SimulatedExecutor`). Raises
-    `PlanInfeasible` where requests reach a tier without replicas."""
+    """Simulate the tiers one after the other, routed by the live cascade's state machine (`SimulatedExecutor`) and
+    placed by the live policy. Raises `PlanInfeasible` where requests reach a tier without replicas."""
     executor = SimulatedExecutor(deployed.thresholds, arrivals.times_s, judge_s)
     scores = np.zeros(len(arrivals.rows))
-    tails: list[float] = []
-    ends: list[NDArray[np.float64]] = []
-    fed_until: list[float] = []
+    generated = route(sample, deployed.thresholds).output_tokens
+    served: list[TierServed] = []
     for number, tier in enumerate(tiers):
         here = executor.asked(number)
-        if not len(here):
-            tails.append(0.0)
-            ends.append(np.zeros(0))
-            fed_until.append(0.0)
-            continue
         asked_s, rows = executor.ready_s[here], arrivals.rows[here]
         trace = [
-            TraceRequest(at_s, int(sample.input_tokens[row]), int(sample.output_tokens[row, number]))
+            TraceRequest(at_s, int(sample.input_tokens[row]), int(generated[row, number]))
             for at_s, row in zip(asked_s.tolist(), rows.tolist(), strict=True)
         ]
-        finished_s = _finished_s(tier, deployed.mixes[number], trace, seed)
+        finished_s = _finished_s(tier, deployed.mixes[number], trace, policy, seed) if trace else np.zeros(0)
         scores[here] = sample.scores[rows, number]
-        executor.answered(number, here, finished_s, scores[here])
-        ends.append(finished_s)
-        fed_until.append(float(asked_s[-1]))
-        tails.append(float(np.quantile(executor.ready_s[here] - asked_s, 0.95)))
-    return Served(executor.ready_s - arrivals.times_s, scores, tuple(tails), tuple(ends), tuple(fed_until))
+        given_up = generated[rows, number] < sample.output_tokens[rows, number]
+        executor.answered(number, here, finished_s, scores[here], given_up)
+        served.append(TierServed(here, asked_s, finished_s, executor.ready_s[here] - asked_s))
+    return Served(executor.ready_s - arrivals.times_s, scores, tuple(served))
 
 
-def _finished_s(tier: Tier, mix: Mix, trace: list[TraceRequest], seed: int) -> NDArray[np.float64]:
-    replicas = {replica.shape: replica for replica in tier.replicas()}
-    # Of what is overloaded the time in the queue is measured, not what a short queue would turn away.
-    specs = tuple(
-        InstanceSpec(replace(replicas[shape].engine, max_queued_requests=len(trace)), cost=replicas[shape].cost)
-        for shape, count in mix
-        for _ in range(count * replicas[shape].engines)
-    )
-    if not specs:
+def _finished_s(tier: Tier, mix: Mix, trace: list[TraceRequest], policy: str, seed: int) -> NDArray[np.float64]:
+    instances = _instances(tier, mix)
+    if not instances:
         raise PlanInfeasible(f"{len(trace)} requests reach {tier.key}, which has no replica")
+    # Of what is overloaded the time in the queue is measured, not what a short queue would turn away.
+    specs = tuple(replace(spec, config=replace(spec.config, max_queued_requests=len(trace))) for spec in instances)
     config = ClusterConfig(len(specs), specs[0].config, report_interval_ms=0, seed=seed, specs=specs)
     cost = specs[0].cost
     assert cost is not None  # every spec was given one
-    outcomes = ClusterSimulation(trace, config, cost, create_policy(DISPATCH)).run()
+    outcomes = ClusterSimulation(trace, config, cost, create_policy(policy)).run()
     failed = next((outcome.error for outcome in outcomes if outcome.error), "")
     if failed:
         raise PlanInfeasible(f"{tier.key} cannot serve the sample: {failed}")
     return np.array([outcome.finished_s for outcome in outcomes])
+
+
+@lru_cache(maxsize=64)
+def _instances(tier: Tier, mix: Mix) -> tuple[InstanceSpec, ...]:
+    """One for each batch that the replicas have under way, with a profile of what its steps cost."""
+    replicas = {replica.shape: replica for replica in tier.replicas()}
+    specs: list[InstanceSpec] = []
+    for shape, count in mix:
+        replica = replicas[shape]
+        spec = InstanceSpec(replica.engine, cost=replica.cost, profiled=fitted_costs(replica.cost))
+        specs += [spec] * (count * replica.engines)
+    return tuple(specs)
