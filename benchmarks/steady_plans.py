@@ -7,7 +7,7 @@ given as many requests as keep its busiest tier at each part of what that sustai
 draws its requests at random, with a seed of its own.
 
 Beside it, what a replica more does to a tier at 0.85 of what one replica sustains, under the mesh's default policy and
-under that of the least load: the largest model alone, in shapes that differ.
+under that of the least load: the largest model alone, also on half as many GPUs where it fits on them.
 """
 
 import argparse
@@ -38,7 +38,7 @@ MODELS = 2
 ADDED_PART = 0.85
 LONG_SEED = 1000
 _UNCOUNTED = 0.2
-"""Of a long run, at its beginning; half as much at its end."""
+"""The part at the beginning of a long run; half as much at its end."""
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -112,7 +112,8 @@ def added(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     rate = ADDED_PART * saturation_per_s(largest[usual], sample.input_tokens, sample.output_tokens[:, -1])
     loaded = at_rate(sample, rate)
     arrivals = poisson_arrivals(loaded, rate, arguments.requests / 4 / rate, LONG_SEED)
-    mixes: tuple[Mix, ...] = (((usual, 1),), ((slow, 1), (usual, 1)), ((slow, 2), (usual, 1)), ((usual, 2),))
+    with_slow: tuple[Mix, ...] = (((slow, 1), (usual, 1)), ((slow, 2), (usual, 1))) if slow in largest else ()
+    mixes: tuple[Mix, ...] = (((usual, 1),), *with_slow, ((usual, 2),))
     first, last = _counted(len(arrivals.rows))
     for mix in mixes:
         for policy in ("penstock", "least_loaded"):

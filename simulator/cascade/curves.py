@@ -34,7 +34,8 @@ class SimulatedCurves:
     """A `CurveSource` over a sample: simulates what it has not simulated yet.
 
     Requests are told apart by mean and 95th percentile of their lengths only, in steps of 10 %: a routing that changes
-    them less finds its curves measured. `known` are curves from before; `measured` those of now, to be kept.
+    them less finds its curves measured. `known` are curves from before; `measured` those of now, to be kept. `on_curve`
+    is called with the key of each curve before it is simulated.
     """
 
     def __init__(
@@ -44,14 +45,14 @@ class SimulatedCurves:
         *,
         seed: int = 0,
         known: Sequence[StoredCurve] = (),
-        heard: Callable[[str], None] | None = None,
+        on_curve: Callable[[str], None] | None = None,
     ) -> None:
         self._sample = sample
         self._tiers = tiers
         self._replicas = [tier.replicas() for tier in tiers]
         self._seed = seed
         self._curves = {curve.key: curve for curve in known}
-        self._heard = heard
+        self._on_curve = on_curve
         self._work = [self._work_alone(number) for number in range(len(tiers))]
         self.simulated = 0
         """Curves that were not known."""
@@ -94,8 +95,8 @@ class SimulatedCurves:
         key = f"{self._tiers[tier].key}/{replica.shape}/{lengths}/{self._seed}"
         known = self._curves.get(key)
         if known is None:
-            if self._heard is not None:
-                self._heard(key)
+            if self._on_curve is not None:
+                self._on_curve(key)
             known = self._curves[key] = _measured(key, replica, input_tokens, output_tokens, self._seed)
             self.simulated += 1
         return ReplicaCurve(

@@ -24,7 +24,7 @@ _BATCHES = 4
 """A burst is so many times as long as a full batch."""
 _MIN_BURST, _MAX_BURST = 300, 4000
 _FILLED = 0.3
-"""Of a burst: until then the first batch ends, whose short answers come first."""
+"""The part of a burst's answers that is not counted: the first batch ends then, whose short answers come first."""
 _RELAXATIONS = 3.0
 """A run is counted after so many relaxation times: 5 % of what it began with is left then."""
 _MIN_COUNTED, _MAX_WARM_UP = 300, 2000

@@ -21,11 +21,11 @@ SETTLED = 0.05
 """Half of the 95 % interval of each p95, over it, at most; runs are made longer until then."""
 _MIN_COUNTED = 1000
 _MIN_OF_A_TIER = 300
-"""Requests that are counted of a run, of all and of a tier."""
+"""Requests of a run that are counted: of all, and of those that reach a tier."""
 _RELAXATIONS = 3.0
 """A run is counted after so many relaxation times: 5 % of what it began with is left then."""
 _MAX_COUNTED, _MAX_UNCOUNTED = 16_000, 8_000
-"""Of a run; a tier that few requests reach, or one near its saturation, may not have settled by then."""
+"""Requests of a run. A tier that few of them reach, or one near its saturation, may not have settled by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,13 @@ class SteadyState:
     """Latencies in seconds: means over runs, each with its 95 % interval."""
 
     p95_s: tuple[Estimate, ...]
-    """Of each tier, the judgement of its answers included; 0 where no request comes."""
+    """Each tier's, the judgement of its answers included; 0 where no request comes."""
     mean_s: tuple[Estimate, ...]
     whole_p95_s: Estimate
     """From arrival to the accepted answer."""
     whole_mean_s: Estimate
+    growth: Estimate
+    """How much longer the second half of the counted requests took than the first, relatively: 0 in a steady state."""
     requests: int
     """Counted of each run."""
     runs: int = RUNS
@@ -48,9 +50,14 @@ class SteadyState:
         return max(each.half / each.mean for each in (*self.p95_s, self.whole_p95_s) if each.mean)
 
     @property
+    def is_overloaded(self) -> bool:
+        """Whether requests take longer and longer, which no chance explains: there is no steady state."""
+        return self.growth.mean is not None and self.growth.mean - self.growth.half > SETTLED
+
+    @property
     def is_settled(self) -> bool:
         """Whether longer runs would say much the same."""
-        return self.margin <= SETTLED
+        return self.margin <= SETTLED and not self.is_overloaded
 
 
 def steady_state(
@@ -118,6 +125,7 @@ def _measured(
         mean_s=tuple(_mean_s(runs) for runs in of_tiers),
         whole_p95_s=_p95_s(whole),
         whole_mean_s=_mean_s(whole),
+        growth=Estimate.of([_growth(latencies_s) for latencies_s in whole]),
         requests=window.counted,
     )
 
@@ -135,6 +143,11 @@ def _latencies_s(served: Served, tier: int, window: _Window) -> NDArray[np.float
 
 def _p95_s(runs: Sequence[NDArray[np.float64]]) -> Estimate:
     return Estimate.of([float(np.quantile(run, 0.95)) if len(run) else 0.0 for run in runs])
+
+
+def _growth(latencies_s: NDArray[np.float64]) -> float:
+    first_s, second_s = (float(half.mean()) for half in np.array_split(latencies_s, 2))
+    return second_s / first_s - 1
 
 
 def _mean_s(runs: Sequence[NDArray[np.float64]]) -> Estimate:

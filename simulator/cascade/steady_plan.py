@@ -19,7 +19,7 @@ from simulator.report.interval import Estimate
 
 ROUNDS = 4
 AGREES = 0.1
-"""Tables and steady state, relatively: so close another plan would be no other."""
+"""How far the tables may be off the steady state, relatively, without a further round."""
 _LASTING = 2.0
 """What the longest requests take, over the p95 of all tiers together."""
 
@@ -174,5 +174,6 @@ def _runs(state: SteadyState) -> SteadyRuns:
         requests=state.requests,
         margin_percent=100 * state.margin,
         is_settled=state.is_settled,
+        is_overloaded=state.is_overloaded,
         whole_p95_s=state.whole_p95_s.mean or 0.0,
     )

@@ -16,16 +16,16 @@ PLOTS_FOLDER = "plots"
 
 
 class EngineEra(StrEnum):
-    """Whose admission the modelled engines have."""
+    """The release of vLLM whose admission the modelled engines have."""
 
     VLLM_0_9 = "0.9"
-    """Of vLLM 0.9: a request is admitted where its first chunk fits."""
+    """A request is admitted where its first chunk fits."""
     CURRENT = "current"
-    """Where its whole prompt fits, as vLLM does it by default now."""
+    """A request is admitted where its whole prompt fits: vLLM's default now."""
 
     @property
     def admission(self) -> str:
-        """The same as a table's reader finds it."""
+        """The name under which tables and plots show it."""
         return "vLLM 0.9's admission" if self is EngineEra.VLLM_0_9 else "today's admission"
 
 

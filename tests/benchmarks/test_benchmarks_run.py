@@ -95,13 +95,13 @@ def test_cascade_planning(tmp_path: Path) -> None:
 
 
 def test_steady_plans(tmp_path: Path) -> None:
-    options = ("--replica-gpus", "4", "--gpus", "8", "--requests", "300", "--sampled", "20", "--parts", "0.5")
+    options = ("--replica-gpus", "2", "--gpus", "4", "--requests", "300", "--sampled", "20", "--parts", "0.5")
     run = Run(tmp_path, "steady_plans", *options)
     assert json.loads(run.printed) == run.figures
     for row in run.figures["plans"]:
         assert row["part"] == 0.5
         assert are_measured(row["table_p95_s"], row["steady_p95_s"], row["long_p95_s"])
-    assert len(run.figures["added"]) == 8
+    assert len(run.figures["added"]) == 4
     assert all(are_measured(row["p95_s"], row["mean_s"]) for row in run.figures["added"])
 
 

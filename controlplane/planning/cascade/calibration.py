@@ -36,7 +36,7 @@ class Calibration:
         return float(np.abs(self.scores / MAX_SCORE - self.p_right).mean())
 
 
-class TierCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TierCalibration(msgspec.Struct, frozen=True):
     """A calibration as it is kept with a plan."""
 
     samples: int

@@ -18,7 +18,7 @@ from controlplane.planning.cascade.work import TierWork
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Of one tier: what was measured over what its table says."""
+    """A tier's measured latencies over those of its table."""
 
     p95: float = 1.0
     mean: float = 1.0

@@ -20,7 +20,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 _Degree = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class PlannedReplicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PlannedReplicas(msgspec.Struct, frozen=True):
     """Equal replicas of a tier's model."""
 
     count: _Degree
@@ -28,7 +28,7 @@ class PlannedReplicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pp: _Degree = 1
 
 
-class PlannedTier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PlannedTier(msgspec.Struct, frozen=True):
     """One model of the cascade."""
 
     model: str
@@ -49,7 +49,7 @@ class PlannedTier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sum(replicas.count for replicas in self.replicas)
 
 
-class SteadyRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SteadyRuns(msgspec.Struct, frozen=True):
     """What a plan's latencies rest on: simulations of the whole deployment under the policy that serves it."""
 
     runs: int
@@ -59,12 +59,14 @@ class SteadyRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Half of the 95 % interval of the p95s, over them: the widest."""
     is_settled: bool
     """Longer runs would say much the same. If not, a tier is so close to what it sustains, or so few reach it, that its
-    latencies are not known well."""
+    latencies are not known well; or it is overloaded."""
+    is_overloaded: bool
+    """Requests take longer and longer: more come than the replicas serve."""
     whole_p95_s: float
     """p95 from arrival to the accepted answer."""
 
 
-class CascadePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CascadePlan(msgspec.Struct, frozen=True):
     """Thresholds and deployment, with what they are expected to reach and for which workload."""
 
     name: str
@@ -194,7 +196,10 @@ def encode_plan(plan: CascadePlan) -> bytes:
 
 
 def decode_plan(content: bytes) -> CascadePlan:
-    """From JSON, checked. Raises `PlanInfeasible` for what is no plan."""
+    """From JSON, checked. Fields that it does not know are ignored: a later release has made it.
+
+    Raises `PlanInfeasible` for what is no plan.
+    """
     try:
         return msgspec.json.decode(content, type=CascadePlan).checked()
     except (msgspec.DecodeError, msgspec.ValidationError) as error:

@@ -40,7 +40,7 @@ _TIMES = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """As many samples: whether so many would have done is told to whoever had too few."""
 
 
-class QualityPromise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class QualityPromise(msgspec.Struct, frozen=True):
     """What a plan promises of the mean quality of accepted answers."""
 
     quality: float

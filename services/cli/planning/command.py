@@ -142,7 +142,7 @@ def cascade(
             seed=options["seed"],
             known=known,
             # How many tables the search needs is known when it ends, so no estimate can be given.
-            heard=lambda key: status.update(
+            on_curve=lambda key: status.update(
                 f"table {curves.simulated + 1}: simulating {key.rsplit('/', 2)[0].replace('/', ', ')}"
             ),
         )
@@ -155,10 +155,10 @@ def cascade(
             options["seed"],
             on_deployment=lambda number: status.update(f"deployment {number}: simulating it as a whole"),
         )
-        made_of = steady_plan(
+        found = steady_plan(
             sample, curves, deployments, request, options["probability"], window.label or judge, options["seed"]
         )
-        planned = made_of.result
+        planned = found.result
         seconds = time.perf_counter() - started_s
     write_tables(tables, curves.measured)
     made = cascade_plan(
@@ -169,9 +169,9 @@ def cascade(
         gpus=request.gpus,
         quality_target=request.quality,
         latency_target_s=request.latency_s,
-        promise=made_of.promise,
+        promise=found.promise,
         calibrations=sample.calibrations(),
-        steady=made_of.steady,
+        steady=found.steady,
     )
     if judge:
         made = msgspec.structs.replace(made, judge=judge, workload=summary_of_sample(sample, planned.thresholds))

@@ -58,6 +58,8 @@ def _steady(plan: CascadePlan) -> str:
     margin = f"within {runs.margin_percent:.0f} % in {runs.runs} steady runs of {runs.requests} requests"
     if runs.is_settled:
         return f", {whole}, all {margin}"
+    if runs.is_overloaded:
+        return f", {whole} and rising: NOT SETTLED {margin}: more requests come than the replicas serve"
     return f", {whole}, NOT SETTLED: {margin}: a tier is near what it sustains, or reached by few"
 
 

@@ -11,7 +11,7 @@ JUDGE_S = 1.0
 """A judgement takes 1 to 2 s (section 4.1, footnote 3)."""
 ATTAINMENT = 0.95
 DISPATCH = "least_loaded"
-"""Of all systems that are compared."""
+"""The policy within a tier, for all systems that are compared."""
 FIXED_SLO_SCALE = 5.0
 """Of the throughput search: inside the range of every panel of figure 5 or next to it. The paper names none."""
 UNIFORM_GPUS = (10, 10, 12)

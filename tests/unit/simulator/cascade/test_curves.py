@@ -12,6 +12,7 @@ from simulator.cascade.tier import PipelineCost, ReplicaModel, TierModel, stages
 from simulator.cost.catalogue import MODELS
 from simulator.cost.linear import LinearCost
 from simulator.cost.model import BatchShape, PrefillChunk
+from tests.unit.simulator.cascade.short_runs import short_runs
 
 TIER = TierModel("Llama-3.1-8B", "H100", max_gpus=2)
 RNG = np.random.default_rng(1)
@@ -87,6 +88,7 @@ def test_a_pipeline_shares_its_memory_among_the_batches_under_way() -> None:
 
 
 @pytest.mark.slow
+@short_runs()
 def test_curves_are_measured_once_for_like_lengths_and_kept() -> None:
     sample = CascadeSample(
         scores=np.full((80, 1), 50.0), input_tokens=INPUT_TOKENS, output_tokens=OUTPUT_TOKENS[:, None], rate_per_s=1.0
@@ -111,6 +113,7 @@ def test_curves_are_measured_once_for_like_lengths_and_kept() -> None:
 
 
 @pytest.mark.slow
+@short_runs()
 def test_shapes_whose_context_is_too_short_for_a_request_are_left_out() -> None:
     tier = TierModel("Llama-3.3-70B", "H100", max_gpus=4)
     narrow = tier.replicas()[0]

@@ -9,6 +9,7 @@ from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.workload import write_workload
 from mesh.errors import ConfigurationError
 from simulator.cascade.make_plan import make_plan
+from tests.unit.simulator.cascade.short_runs import short_runs
 
 GOAL = CascadeGoal("both", 2, ("Llama-3.2-3B@H100", "Llama-3.1-8B@H100"), quality=40.0)
 
@@ -31,6 +32,7 @@ def test_a_goal_with_other_tiers_than_the_workload_is_refused_by_name(tiers: int
 
 
 @pytest.mark.slow
+@short_runs()
 def test_one_tier_of_a_cascade_can_be_planned_by_itself() -> None:
     made = make_plan(msgspec.structs.replace(GOAL, tiers=GOAL.tiers[:1]), lines(1)).plan
     assert made.thresholds == ()

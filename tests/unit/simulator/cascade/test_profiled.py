@@ -21,6 +21,7 @@ from simulator.cascade.curves import SimulatedCurves
 from simulator.cascade.make_plan import make_plan, parse_tier
 from simulator.cost.model import BatchShape
 from tests.unit.simulator.cascade.instance_profiles import SIZES, profile_of
+from tests.unit.simulator.cascade.short_runs import short_runs
 
 SMALL = profile_of("small", 5.0)
 LARGE_2, LARGE_4 = profile_of("large", 20.0, 2), profile_of("large", 12.0, 4)
@@ -140,6 +141,7 @@ def test_profiles_of_unlike_gpu_counts_are_mixed_as_enumeration_finds_best() -> 
 
 
 @pytest.mark.slow
+@short_runs()
 def test_a_plan_counts_all_gpus_of_the_instances_that_were_profiled() -> None:
     tier = parse_tier("profile:vllm/large/H100/tp4", 16, PROFILES)
     everything = np.arange(40)

@@ -11,6 +11,7 @@ from controlplane.planning.cascade.replica import ReplicaShape, Statistic
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.tables import CurveSource, tier_tables
 from mesh.errors import PlanInfeasible
+from simulator.cascade import steady
 from simulator.cascade.curves import SimulatedCurves
 from simulator.cascade.deployed import Deployed, DrawnRequests, poisson_arrivals, serve
 from simulator.cascade.replica import drawn_arrivals_s, drawn_rows, loaded_latency, saturation_per_s
@@ -89,6 +90,20 @@ def test_a_deployment_is_simulated_until_its_runs_agree() -> None:
     assert state.whole_mean_s.mean == pytest.approx(whole, rel=0.02), "a request passes its tiers in turn"
 
 
+@pytest.mark.slow
+def test_a_deployment_that_gets_more_than_it_serves_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steady, "_MAX_COUNTED", 1000)
+    replica = TIERS[0].replicas()[0]
+    saturation = saturation_per_s(replica, SAMPLE.input_tokens, SAMPLE.output_tokens[:, 0])
+    alone = Deployed((0.0,), (ONE_EACH[0], ()), 50.0, (1.0, 0.0))
+    held, over = (
+        steady_state(replace(SAMPLE, rate_per_s=part * saturation), TIERS, alone, (0.5, 0.0), 1.0, judge_s=0.0)
+        for part in (0.5, 1.5)
+    )
+    assert (held.is_settled, held.is_overloaded) == (True, False)
+    assert (over.is_settled, over.is_overloaded) == (False, True)
+
+
 def test_an_answer_that_is_given_up_is_as_short_as_it_is_and_is_not_judged() -> None:
     sample = CascadeSample(
         scores=np.array([[20.0, 90.0]]),
@@ -116,7 +131,7 @@ class KnownDeployments:
         self.measured.append(planned)
         p95_s, mean_s = (self._latencies(planned, statistic) for statistic in ("p95", "mean"))
         whole = Estimate(sum(each.mean or 0.0 for each in mean_s))
-        return SteadyState(p95_s, mean_s, whole, whole, requests=1000)
+        return SteadyState(p95_s, mean_s, whole, whole, growth=Estimate(0.0), requests=1000)
 
     def _latencies(self, planned: PlanResult, statistic: Statistic) -> tuple[Estimate, ...]:
         tables = tier_tables(self._sample, planned.routed, self._truth, 0, self._judge_s, statistic)

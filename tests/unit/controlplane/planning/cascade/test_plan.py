@@ -152,6 +152,13 @@ def test_plans_survive_the_store() -> None:
     assert decode_plan(encode_plan(whole)) == whole
 
 
+def test_a_plan_of_a_later_release_is_read_without_what_is_not_known() -> None:
+    whole = made(PlanRequest(gpus=32, quality=75))
+    later = msgspec.to_builtins(whole) | {"colour": "blue"}
+    later["tiers"][0]["colour"] = "red"
+    assert decode_plan(msgspec.json.encode(later)) == whole
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),

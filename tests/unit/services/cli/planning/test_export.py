@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner
 from rich.console import Console
 
-from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier, encode_plan
+from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier, SteadyRuns, encode_plan
 from controlplane.planning.cascade.promise import QualityPromise
 from services.cli.cascade import set_cascade
 from services.cli.planning.command import command
@@ -191,6 +191,25 @@ def test_a_plan_is_shown_with_the_latencies_that_it_knows() -> None:
     assert "mean from end to end" not in old
     assert "quality 80 at the least mean from end to end" in whole
     assert "p95 of the slowest tier 9.00 s, mean from end to end 4.50 s" in whole
+
+
+@pytest.mark.parametrize(
+    ("is_settled", "is_overloaded", "words"),
+    [
+        (True, False, "p95 from end to end 12.00 s, all within 4 % in 5 steady runs of 2000 requests;"),
+        (False, False, "NOT SETTLED: within 4 % in 5 steady runs of 2000 requests: a tier is near what it sustains"),
+        (
+            False,
+            True,
+            "12.00 s and rising: NOT SETTLED within 4 % in 5 steady runs of 2000 requests: more requests come",
+        ),
+    ],
+)
+def test_a_plan_is_shown_with_how_sure_its_latencies_are(is_settled: bool, is_overloaded: bool, words: str) -> None:
+    runs = SteadyRuns(5, 2000, 4.0, is_settled, is_overloaded, whole_p95_s=12.0)
+    console = Console(width=400, record=True, file=StringIO())
+    console.print(plan_table(msgspec.structs.replace(PLAN, steady=runs)))
+    assert words in " ".join(console.export_text().split())
 
 
 def test_every_option_of_an_exported_worker_exists(exported: Any) -> None:

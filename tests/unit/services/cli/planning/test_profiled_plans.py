@@ -13,6 +13,7 @@ from controlplane.planning.cascade.workload import write_workload
 from services.cli.planning.command import command
 from services.cli.profiling.profile_file import encode_profile
 from tests.unit.simulator.cascade.instance_profiles import profile_of
+from tests.unit.simulator.cascade.short_runs import short_runs
 
 
 def run(*arguments: str | Path) -> Result:
@@ -20,6 +21,7 @@ def run(*arguments: str | Path) -> Result:
 
 
 @pytest.mark.slow
+@short_runs()
 def test_profiles_of_several_gpus_are_planned_with_exported_and_found_in_kept_tables(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     sample = CascadeSample(
