@@ -43,6 +43,7 @@ PURE_MODULES = (
     "mesh.exit_status",
     "mesh.invariants",
     "mesh.plugins",
+    "simulator.report.interval",
     "simulator.report.outcome",
     "simulator.traces.request",
 )
