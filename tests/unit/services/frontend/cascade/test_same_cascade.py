@@ -41,7 +41,8 @@ async def test_of_the_same_scores_both_get_the_same_instructions(
     executor = SimulatedExecutor((threshold,), np.array([3.0]), 0.5)
     for tier in range(2):
         requests = executor.asked(tier)
-        executor.answered(tier, requests, executor.ready_s[requests] + 1.0, np.full(len(requests), score))
+        finished_s, whole = executor.ready_s[requests] + 1.0, np.zeros(len(requests), np.bool_)
+        executor.answered(tier, requests, finished_s, np.full(len(requests), score), whole)
     executor.validate()
     simulated = list(log)
     log.clear()
