@@ -52,6 +52,8 @@ MAX_REPLICA_GPUS = 16
 NODE_LINK_BYTES_PER_S = 25e9
 """Between the servers of a pipeline: a 200 Gb/s network card (Cascadia, section 4.1, has 200 GB/s of InfiniBand for a
 server of eight)."""
+STEP_TOKENS = 2048
+"""As engines have it by default."""
 HOP_MS = 0.05
 """Time to start a transfer between two pipeline stages."""
 
@@ -89,10 +91,13 @@ class TierModel:
     """Empty: the model's own."""
     max_gpus: int = MAX_REPLICA_GPUS
     """Largest number of GPUs of one replica."""
+    step_tokens: int = STEP_TOKENS
+    """`--max-num-batched-tokens`: a longer prompt is computed in chunks of what a step has room for."""
 
     @property
     def key(self) -> str:
-        return f"{self.model}@{self.device}:{self.weight_dtype}"
+        chunks = "" if self.step_tokens == STEP_TOKENS else f":{self.step_tokens}"
+        return f"{self.model}@{self.device}:{self.weight_dtype}{chunks}"
 
     def checked(self) -> "TierModel":
         """Itself. Raises `ConfigurationError` for names that are not in the catalogue."""
@@ -122,7 +127,7 @@ class TierModel:
         deployment = deployment_for(self.model, self.device, shape.tp, self.weight_dtype)
         spec, device, dtype = deployment.model, deployment.device, deployment.dtype
         stages = stages_of(spec, shape.pp)
-        config, _ = instance_for(stages[0], device, shape.tp, weight_dtype=dtype)
+        config, _ = instance_for(stages[0], device, shape.tp, weight_dtype=dtype, max_step_tokens=self.step_tokens)
         # All stages keep the KV of the same tokens, so the one with the least room decides.
         blocks = min(
             Deployment(stage, device, shape.tp, dtype).kv_blocks(

@@ -40,7 +40,11 @@ PAPERS: Mapping[str, Paper] = MappingProxyType(
             "simulator.reproductions.arrow.reproduction", "Arrow: adaptive prefill and decode pools", keeps_journal=True
         ),
         "cascadeinfer": Paper("simulator.reproductions.cascadeinfer.findings", "CascadeInfer: length-aware stages"),
-        "cascadia": Paper("simulator.reproductions.cascadia.reproduction", "Cascadia: plans of a cascade of models"),
+        "cascadia": Paper(
+            "simulator.reproductions.cascadia.reproduction",
+            "Cascadia: plans of a cascade of models",
+            keeps_journal=True,
+        ),
         "lmetric": Paper(
             "simulator.reproductions.lmetric.reproduction", "LMetric: placement by a product", keeps_journal=True
         ),

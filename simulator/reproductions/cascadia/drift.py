@@ -18,7 +18,6 @@ from mesh.errors import PlanInfeasible
 from simulator.cascade.deployed import Deployed, DrawnRequests, serve
 from simulator.reproductions.cascadia import setup
 from simulator.reproductions.cascadia.cascade_serve import cascade_serve
-from simulator.reproductions.cascadia.cases import Workload, single_request_s
 from simulator.reproductions.cascadia.planning_problem import PlanningProblem, System
 from simulator.reproductions.cascadia.systems import (
     CASCADE_SERVE,
@@ -28,6 +27,8 @@ from simulator.reproductions.cascadia.systems import (
     stand_alone,
     stand_alone_tier,
 )
+from simulator.reproductions.cascadia.throughput import held_scale
+from simulator.reproductions.cascadia.workload import Workload, single_request_s
 
 KEPT = "Cascadia, first plan kept"
 DRIFTING: Mapping[str, tuple[System, bool]] = {
@@ -48,6 +49,7 @@ class Drifted:
     scale: float
     """Rates over the traces' own."""
     target: float
+    seed: int
     switches: tuple[tuple[float, str], ...]
     """Minute at which a new plan served, and why it was made."""
     in_time_per_s: float
@@ -78,7 +80,24 @@ class _Epoch:
     deployed: Deployed
 
 
-def run_drift(traces: Sequence[Workload], scale: float, target: float, name: str) -> Drifted:
+def by_system(drifted: Sequence[Drifted]) -> Mapping[tuple[float, str], Sequence[Drifted]]:
+    """Runs by target and system, with the seeds in order."""
+    found: dict[tuple[float, str], list[Drifted]] = {}
+    for run in drifted:
+        found.setdefault((run.target, run.name), []).append(run)
+    return found
+
+
+def drift_scale(traces: tuple[Workload, ...], target: float) -> float:
+    """Rates of the drifting workload over the traces' own, so that Cascadia has a plan for each trace."""
+    held = [held_scale(cascadia, trace.problem(), target) for trace in traces]
+    known = [scale for scale in held if scale is not None]
+    if len(known) < len(held):
+        raise PlanInfeasible(f"Cascadia has no plan for a quality of {target:g} at any rate of a trace")
+    return setup.DRIFT_LOAD * min(known)
+
+
+def run_drift(traces: tuple[Workload, ...], scale: float, target: float, name: str, seed: int) -> Drifted:
     """Planned for the first trace at its rate; then planned anew, or kept."""
     system, is_replanned = DRIFTING[name]
     first = traces[0]
@@ -86,19 +105,20 @@ def run_drift(traces: Sequence[Workload], scale: float, target: float, name: str
     everything = first.everything.sample(1.0)
     problems = [trace.problem() for trace in traces]
     rates = [problem.sample.rate_per_s * scale for problem in problems]
-    stream = _stream(traces, rates, minute_s)
+    stream = _stream(traces, rates, minute_s, seed)
     problem = problems[0].at(rates[0])
     epochs = [_Epoch(0.0, "", system(problem, target))]
     if is_replanned:
-        epochs += _replans(first, system, target, problem.sample, stream)
+        epochs += _replans(first, system, target, problem.sample, stream, seed)
     limit_s = setup.FIXED_SLO_SCALE * single_request_s(problems[0], stand_alone_tier(problem.sample, target))
-    latencies_s, scores = _serve_epochs(everything, problem, epochs, stream, first.seed)
+    latencies_s, scores = _serve_epochs(everything, problem, epochs, stream, seed)
     in_time = latencies_s <= limit_s
     of_segment = [stream.segments == number for number in range(len(traces))]
     return Drifted(
         name=name,
         scale=scale,
         target=target,
+        seed=seed,
         switches=tuple((epoch.at_s / minute_s, epoch.why) for epoch in epochs[1:]),
         in_time_per_s=float(in_time.sum() / stream.seconds),
         offered_per_s=float(len(in_time) / stream.seconds),
@@ -109,13 +129,13 @@ def run_drift(traces: Sequence[Workload], scale: float, target: float, name: str
     )
 
 
-def _stream(traces: Sequence[Workload], rates: Sequence[float], minute_s: float) -> _Stream:
+def _stream(traces: Sequence[Workload], rates: Sequence[float], minute_s: float, seed: int) -> _Stream:
     times: list[NDArray[np.float64]] = []
     rows: list[NDArray[np.intp]] = []
     segments: list[NDArray[np.intp]] = []
     start_s = 0.0
     for number, (trace, rate, minutes) in enumerate(zip(traces, rates, setup.DRIFT_MINUTES, strict=True)):
-        rng = np.random.default_rng((trace.seed, number))
+        rng = np.random.default_rng((seed, number))
         seconds = minutes * minute_s
         count = round(rate * seconds)
         times.append(start_s + np.sort(rng.uniform(0, seconds, count)))
@@ -126,13 +146,13 @@ def _stream(traces: Sequence[Workload], rates: Sequence[float], minute_s: float)
 
 
 def _replans(
-    first: Workload, system: System, target: float, planned_for: CascadeSample, stream: _Stream
+    first: Workload, system: System, target: float, planned_for: CascadeSample, stream: _Stream, seed: int
 ) -> list[_Epoch]:
     settings = DriftSettings()
     detector = DriftDetector(_summary(planned_for, planned_for.rate_per_s), settings)
     everything = first.everything.sample(1.0)
     minute_s = first.size.minute_s
-    rng = np.random.default_rng((first.seed, 99))
+    rng = np.random.default_rng((seed, 99))
     windows: list[NDArray[np.intp]] = []
     found: list[_Epoch] = []
     for minute in range(round(stream.seconds / minute_s)):
@@ -188,6 +208,6 @@ def _serve_epochs(
         if not len(here):
             continue
         part = DrawnRequests(stream.arrivals.times_s[here], stream.arrivals.rows[here])
-        served = serve(sample, problem.tiers, epoch.deployed, part, problem.judge_s, seed, setup.DISPATCH)
+        served = serve(sample, problem.tiers, epoch.deployed, part, problem.judge_s, seed)
         latencies_s[here], scores[here] = served.latencies_s, served.scores
     return latencies_s, scores

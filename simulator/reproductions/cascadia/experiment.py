@@ -1,7 +1,7 @@
 """All runs of the reproduction."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,21 +11,25 @@ from simulator.cascade.curves import StoredCurve
 from simulator.cascade.tier import TierModel
 from simulator.reproductions.cascadia import setup
 from simulator.reproductions.cascadia.accuracy import Throughput, figure_2, table_1
-from simulator.reproductions.cascadia.cases import Case, Workload, latency_quality_front, measure_trace
-from simulator.reproductions.cascadia.drift import DRIFTING, Drifted, run_drift
-from simulator.reproductions.cascadia.scores import Answers, arena_traces, gsm8k, mtbench
-from simulator.reproductions.cascadia.setup import FULL, QUICK, Size, tiers_of
-from simulator.reproductions.cascadia.tables import measured_curves
+from simulator.reproductions.cascadia.cases import (
+    Case,
+    SystemResult,
+    case_of,
+    latency_quality_front,
+    measure,
+    tuned,
+)
+from simulator.reproductions.cascadia.drift import DRIFTING, Drifted, drift_scale, run_drift
+from simulator.reproductions.cascadia.setup import FULL, QUICK, Size
+from simulator.reproductions.cascadia.systems import SARATHI, STAND_ALONE, SYSTEMS
+from simulator.reproductions.cascadia.workload import FILES, OTHERS, TRACES, Workload, tables_of, whole_of
 from simulator.reproductions.run import ReproductionRun
 
-SCORES = "quality/arenabench_v1_gpt4_scores_even.csv.gz"
-CHARS = "quality/arenabench_v1_answer_chars_even.csv.gz"
-GSM8K = "quality/routellm_gsm8k.csv.gz"
-MTBENCH = "quality/routellm_mtbench.csv.gz"
 DEEPSEEK = (setup.SMALL, setup.MIDDLE, setup.LARGE)
 LLAMA = (setup.LLAMA_SMALL, setup.MIDDLE)
 PLAN_GPUS = (32, 80)
 OTHER_LOAD = setup.LOADS[1]
+Curves = tuple[StoredCurve, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,75 +54,29 @@ class Measured:
 def run_all(run: ReproductionRun) -> Measured:
     """Tables first, then all else, in the run's processes."""
     size = QUICK if run.quick else FULL
-    answers, everything = arena_traces(run.data_file(SCORES), run.data_file(CHARS))
-    others = {
-        "GSM8K": gsm8k(run.data_file(GSM8K), run.seed),
-        "MT-Bench": mtbench(run.data_file(MTBENCH), run.data_file(CHARS), run.data_file(SCORES), run.seed),
-    }
-    curves = _tables(run, {"arena": (everything, DEEPSEEK), **{name: (each, LLAMA) for name, each in others.items()}})
-    traces = {
-        name: Workload(
-            name,
-            each,
-            everything,
-            DEEPSEEK,
-            load,
-            setup.UNIFORM_GPUS,
-            curves["arena"],
-            run.seed,
-            size,
-            size.targets,
-            size.throughput_targets,
-        )
-        for (name, each), load in zip(answers.items(), setup.LOADS, strict=True)
-    }
+    for file in FILES:
+        run.data_file(file)
+    tables = _tables(run)
     half = setup.GPUS // 2
-    other_workloads = {
-        name: Workload(
-            name,
-            each,
-            each,
-            LLAMA,
-            OTHER_LOAD,
-            (half, half),
-            curves[name],
-            run.seed,
-            size,
-            size.other_targets,
-            max_requests=size.other_requests,
-        )
-        for name, each in others.items()
+    traces = {
+        name: _workload(run, size, name, DEEPSEEK, setup.UNIFORM_GPUS, tables).at_load(load)
+        for name, load in zip(TRACES, setup.LOADS, strict=True)
     }
-    return _measured(run, size, traces, other_workloads)
-
-
-def _measured(
-    run: ReproductionRun, size: Size, traces: Mapping[str, Workload], others: Mapping[str, Workload]
-) -> Measured:
-    of_cases = {
-        f"{workload.name}, target {target:g}": partial(measure_trace, replace(workload, targets=(target,)))
-        for workload in (*traces.values(), *others.values())
-        for target in workload.targets
+    others = {
+        name: _workload(run, size, name, LLAMA, (half, half), tables, size.other_requests).at_load(OTHER_LOAD)
+        for name in OTHERS
     }
-    of_drift = {
-        f"drift x {scale:g}, target {target:g}, {name}": partial(run_drift, tuple(traces.values()), scale, target, name)
-        for scale in size.drift_scales
-        for target in size.drift_targets
-        for name in DRIFTING
-    }
-    drifted = run.run_jobs(of_drift)
-    cases = [case for found in run.run_jobs(of_cases).values() for case in found]
-    small = run.run_jobs({"table 1": table_1, "figure 2": figure_2})
+    small = run.run_jobs({"table 1": partial(table_1), "figure 2": partial(figure_2)})
+    cases = _cases(run, (*traces.values(), *others.values()), _tables_in_chunks(run, size))
     middle = list(traces.values())[1]
-    fronts = {name: latency_quality_front(trace, setup.PLAN_QUALITY) for name, trace in traces.items()}
     return Measured(
         size=size,
         traces=traces,
         others=others,
         cases=tuple(case for case in cases if case.trace in traces),
         other_cases=tuple(case for case in cases if case.trace in others),
-        fronts=fronts,
-        drifted=tuple(drifted.values()),
+        fronts={name: latency_quality_front(trace, setup.PLAN_QUALITY) for name, trace in traces.items()},
+        drifted=_drifted(run, size, tuple(traces.values())),
         table_1=small["table 1"],
         figure_2=small["figure 2"],
         plan_s={gpus: plan_seconds(middle, gpus) for gpus in PLAN_GPUS},
@@ -136,18 +94,84 @@ def plan_seconds(workload: Workload, gpus: int) -> float:
     return time.process_time() - started_s
 
 
-def _tables(
-    run: ReproductionRun, wanted: Mapping[str, tuple[Answers, tuple[TierModel, ...]]]
-) -> dict[str, tuple[StoredCurve, ...]]:
+def _workload(
+    run: ReproductionRun,
+    size: Size,
+    name: str,
+    models: tuple[TierModel, ...],
+    uniform_gpus: tuple[int, ...],
+    tables: Mapping[str, Curves],
+    max_requests: int | None = None,
+) -> Workload:
+    return Workload(name, run.data, models, uniform_gpus, tables[whole_of(name)], run.seed, size, max_requests)
+
+
+def _tables(run: ReproductionRun) -> Mapping[str, Curves]:
+    """The latency tables of all tiers, by the questions that they are for."""
+    models = {whole_of(TRACES[0]): DEEPSEEK, **dict.fromkeys(OTHERS, LLAMA)}
     jobs = {
-        f"tables of {models[tier].model} for {name}": partial(
-            measured_curves, answers.sample(1.0), tiers_of(models, run.quick), tier, run.seed
+        f"tables of {model.model} for {whole}": partial(tables_of, run.data, whole, tiers, tier, run.quick, run.seed)
+        for whole, tiers in models.items()
+        for tier, model in enumerate(tiers)
+    }
+    found = iter(run.run_jobs(jobs).values())
+    return {whole: tuple(curve for _ in tiers for curve in next(found)) for whole, tiers in models.items()}
+
+
+def _tables_in_chunks(run: ReproductionRun, size: Size) -> Mapping[int, Curves]:
+    """The latency tables of the largest tier of the traces, by the chunk size of its engines."""
+    *smaller, largest = DEEPSEEK
+    jobs = {
+        f"tables in chunks of {tokens}": partial(
+            tables_of,
+            run.data,
+            whole_of(TRACES[0]),
+            (*smaller, replace(largest, step_tokens=tokens)),
+            len(smaller),
+            run.quick,
+            run.seed,
         )
-        for name, (answers, models) in wanted.items()
-        for tier in range(len(models))
+        for tokens in size.chunks
     }
-    found = run.run_jobs(jobs)
-    return {
-        name: tuple(curve for job, curves in found.items() if job.endswith(f" for {name}") for curve in curves)
-        for name in wanted
+    return dict(zip(size.chunks, run.run_jobs(jobs).values(), strict=True))
+
+
+def _cases(run: ReproductionRun, workloads: Sequence[Workload], in_chunks: Mapping[int, Curves]) -> tuple[Case, ...]:
+    asked = [(workload, target) for workload in workloads for target in workload.targets]
+    jobs = {
+        (workload.name, target, system): partial(measure, workload, target, system)
+        for workload, target in asked
+        for system in SYSTEMS
     }
+    for workload, target in asked:
+        if workload.name in TRACES and target == setup.SARATHI_QUALITY:
+            for tokens, curves in in_chunks.items():
+                named = workload.name, target, f"{SARATHI} in chunks of {tokens}"
+                jobs[named] = partial(measure, workload.in_chunks(tokens, curves), target, STAND_ALONE)
+    done = run.run_jobs({f"{name}, target {target:g}, {system}": job for (name, target, system), job in jobs.items()})
+    results = dict(zip(jobs, done.values(), strict=True))
+    return tuple(case_of(workload, target, _systems(results, workload.name, target)) for workload, target in asked)
+
+
+def _systems(
+    results: Mapping[tuple[str, float, str], SystemResult], name: str, target: float
+) -> Mapping[str, SystemResult]:
+    of_case = {key[2]: result for key, result in results.items() if key[:2] == (name, target)}
+    systems = {system: of_case.pop(system) for system in SYSTEMS}
+    if of_case:
+        systems[SARATHI] = tuned((systems[STAND_ALONE], *of_case.values()))
+    return systems
+
+
+def _drifted(run: ReproductionRun, size: Size, traces: tuple[Workload, ...]) -> tuple[Drifted, ...]:
+    targets = [target for target in size.drift_targets if all(target in trace.targets for trace in traces)]
+    scales = run.run_jobs({f"drift, target {target:g}": partial(drift_scale, traces, target) for target in targets})
+    jobs = {
+        f"drift, target {target:g}, {name} #{number}": partial(
+            run_drift, traces, scale, target, name, run.seed + number
+        )
+        for target, scale in zip(targets, scales.values(), strict=True)
+        for name in DRIFTING
+        for number in range(size.seeds)
+    }
+    return tuple(run.run_jobs(jobs).values())

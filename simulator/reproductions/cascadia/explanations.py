@@ -46,8 +46,17 @@ ABLATIONS = {
     ),
     UNIFORM_ALLOCATION: "the loss is where a tier gets fewer GPUs than its load asks for",
 }
+SARATHI = (
+    "prompts of chats are short, so the chunk size matters little; the stand-alone model's engines mix chunks of prompts "
+    "and decodes in a step as Sarathi-Serve does, so both are much the same"
+)
+SHARES = "the judged models are others (see the page): ours have fewer answers that only the largest tier gets right"
+GPUS = "GPUs follow the shares and the cost of a request on each tier"
+BALANCE = (
+    "the program balances p95s as the tables give them for whole replicas; a tier that needs one replica at least has "
+    "what that has to spare"
+)
 DRIFT = (
-    "at 85 the stand-alone model, which does not plan anew, gets more on traces 2 and 3 than it holds, and of what "
-    "waits next to nothing is in time; at 70 every system holds all rates; CascadeServe-like plans anew at the same "
-    "moments"
+    "at rates for which Cascadia has plans the stand-alone model, which does not plan anew, gets more than it holds; "
+    "CascadeServe-like plans anew at the same moments"
 )

@@ -1,41 +1,55 @@
-"""Runs a system's deployment under Poisson arrivals and measures it."""
+"""Runs of a deployed system: what its requests take, with each seed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.cascade.deployed import Deployed, Served, poisson_arrivals, serve
-from simulator.reproductions.cascadia import setup
 from simulator.reproductions.cascadia.planning_problem import PlanningProblem
+
+_POINTS = 61
+"""Of the attainment that a plot shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """How long requests arrive, at most how many, and the seed that draws them."""
+    """How long requests arrive for, and the most that do; seeds draw arrivals and requests."""
 
     seconds: float
     max_requests: int | None
     seed: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Run:
-    """What one deployment reached under its arrivals."""
+    """A deployment under its arrivals, with each seed. Plain values: journals keep it."""
 
     deployed: Deployed
-    p95_s: float
-    quality: float
+    p95_s: tuple[float, ...]
+    quality: tuple[float, ...]
     """Measured: mean score of the accepted answers."""
-    tier_p95_s: tuple[float, ...]
-    latencies_s: NDArray[np.float64]
-    """Ascending."""
+    tier_p95_s: tuple[tuple[float, ...], ...]
+    """Of each seed's run each tier's; 0 where no request went."""
+    quantiles_s: tuple[float, ...]
+    """Latencies of all seeds' requests: the least, every 60th part, the longest."""
 
     @classmethod
-    def of(cls, deployed: Deployed, served: Served) -> "Run":
-        """Measure a deployment that has served its arrivals."""
-        quality = float(served.scores.mean())
-        return cls(deployed, served.p95_s, quality, served.tier_p95_s, np.sort(served.latencies_s))
+    def of(cls, deployed: Deployed, served: Sequence[Served]) -> "Run":
+        """What a deployment has served, with one seed each."""
+        latencies_s = np.concatenate([each.latencies_s for each in served])
+        return cls(
+            deployed,
+            tuple(each.p95_s for each in served),
+            tuple(float(each.scores.mean()) for each in served),
+            tuple(each.tier_p95_s for each in served),
+            tuple(np.quantile(latencies_s, np.linspace(0, 1, _POINTS)).tolist()),
+        )
+
+    @property
+    def mean_tier_p95_s(self) -> tuple[float, ...]:
+        """Each tier's, over the seeds."""
+        return tuple(np.mean(self.tier_p95_s, axis=0).tolist())
 
 
 def serve_at(problem: PlanningProblem, deployed: Deployed, rate_per_s: float, arriving: Arriving) -> Served:
@@ -44,4 +58,4 @@ def serve_at(problem: PlanningProblem, deployed: Deployed, rate_per_s: float, ar
     if arriving.max_requests is not None:
         seconds = min(seconds, arriving.max_requests / rate_per_s)
     arrivals = poisson_arrivals(problem.sample, rate_per_s, seconds, arriving.seed)
-    return serve(problem.sample, problem.tiers, deployed, arrivals, problem.judge_s, arriving.seed, setup.DISPATCH)
+    return serve(problem.sample, problem.tiers, deployed, arrivals, problem.judge_s, arriving.seed)

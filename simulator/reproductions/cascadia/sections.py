@@ -1,14 +1,19 @@
 """The raw results as a page shows them."""
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 
-from controlplane.model.cascade_record import MAX_SCORE
-from controlplane.planning.cascade.parallelism import Mix
+import numpy as np
+
+from simulator.report.interval import Estimate
 from simulator.reproductions.cascadia import setup
-from simulator.reproductions.cascadia.cases import Case, Workload, reachable
+from simulator.reproductions.cascadia.cases import Case
+from simulator.reproductions.cascadia.drift import Drifted, by_system
 from simulator.reproductions.cascadia.experiment import Measured
+from simulator.reproductions.cascadia.plans import mix_in_words, published_table, threshold_in_words
 from simulator.reproductions.cascadia.setup import Size
-from simulator.reproductions.cascadia.systems import ABLATIONS, COMPARED, SYSTEMS
+from simulator.reproductions.cascadia.systems import ABLATIONS, CASCADIA, COMPARED, SARATHI, SYSTEMS
+from simulator.reproductions.cascadia.workload import Workload
 from simulator.reproductions.page import markdown_table, show
 from simulator.reproductions.report import Section
 from simulator.reproductions.run import ReproductionRun
@@ -21,7 +26,8 @@ def sections_of(measured: Measured, run: ReproductionRun) -> tuple[Section, ...]
         Section(title="Setup", markdown=_setup(measured, run)),
         Section(title="SLO scale at 95 % attainment", markdown=_scales(cases)),
         Section(title="Throughput", markdown=_throughputs(measured.cases, measured.size)),
-        Section(title="Plans (tables 2 and 3)", markdown=_plans(cases)),
+        Section(title="Plans beside tables 2 and 3, and figure 8", markdown=published_table(measured.cases)),
+        Section(title="All plans", markdown=_plans(cases)),
         Section(title="Drift", markdown=_drift(measured)),
         Section(title="Strategies (table 1 and figure 2)", markdown=_strategies(measured)),
     )
@@ -32,10 +38,12 @@ def _setup(measured: Measured, run: ReproductionRun) -> str:
     rows = [_workload(workload) for workload in (*measured.traces.values(), *measured.others.values())]
     return "\n\n".join(
         [
-            f"{setup.GPUS} H100s; a judgement takes {setup.JUDGE_S:g} s; each run has {measured.size.seconds:g} s of "
-            f"Poisson arrivals (at most {measured.size.other_requests} requests on two tiers). Rates of traces 1 to 3: "
+            f"{setup.GPUS} H100s; a judgement takes {setup.JUDGE_S:g} s; replicas of a tier are chosen by the mesh's "
+            f"default policy, for all systems. Each case is run with {measured.size.seeds} seeds, from {run.seed} on, "
+            f"of {measured.size.seconds:g} s of Poisson arrivals (at most {measured.size.other_requests} requests on "
+            "two tiers); intervals are of 95 %, of the mean over seeds. Rates of traces 1 to 3: "
             f"{', '.join(f'{load:g}' for load in setup.LOADS)} of what the largest model alone holds on all GPUs. "
-            f"Seed {run.seed}.",
+            f"Throughput is searched with one seed.",
             markdown_table(header, rows),
             _unreachable(measured),
         ]
@@ -50,7 +58,7 @@ def _workload(workload: Workload) -> tuple[str, ...]:
         ", ".join(answers.stand_ins),
         str(len(answers.scores)),
         ", ".join(show(float(mean)) for mean in answers.scores.mean(axis=0)),
-        show(reachable(answers)),
+        show(workload.reachable),
     )
 
 
@@ -58,14 +66,15 @@ def _unreachable(measured: Measured) -> str:
     missing = [
         f"{target:g} on {workload.name}"
         for workload in (*measured.traces.values(), *measured.others.values())
-        for target in workload.targets
-        if target > reachable(workload.answers)
+        for target in (measured.size.targets if workload.name in measured.traces else measured.size.other_targets)
+        if target not in workload.targets
     ]
     return f"Targets that no thresholds reach: {'; '.join(missing) or 'none of those asked for'}."
 
 
 def _scales(cases: Sequence[Case]) -> str:
-    header = ("workload", "target", "req/s", "SLO scale 1 (s)", "stand-alone", *SYSTEMS)
+    names = (*SYSTEMS, SARATHI)
+    header = ("workload", "target", "req/s", "SLO scale 1 (s)", "stand-alone", *names)
     rows = [
         (
             case.trace,
@@ -73,13 +82,13 @@ def _scales(cases: Sequence[Case]) -> str:
             show(case.rate_per_s),
             show(case.alone_s),
             _alone(case),
-            *(_scale(case, system) for system in SYSTEMS),
+            *(_scale(case, system) for system in names),
         )
         for case in cases
     ]
     return (
-        "In brackets: p95 in s, and the mean score of the accepted answers in the run. A `*`: by its own tables the "
-        "system does not hold this rate.\n\n" + markdown_table(header, rows)
+        "With half of the 95 % interval over the seeds; in brackets: p95 in s, and the mean score of the accepted "
+        "answers. A `*`: by its own tables the system does not hold this rate.\n\n" + markdown_table(header, rows)
     )
 
 
@@ -89,26 +98,27 @@ def _alone(case: Case) -> str:
 
 
 def _scale(case: Case, system: str) -> str:
-    if system not in case.runs:
-        return f"none: {case.refused[system]}"
-    run = case.runs[system]
+    if system not in case.systems:
+        return "-"
+    run = case.systems[system].run
+    if run is None:
+        return f"none: {case.systems[system].refused}"
+    scale = case.scale(system)
     mark = "" if run.deployed.is_within else " *"
-    return f"{show(case.scale(system))} ({run.p95_s:.1f}, {run.quality:.1f}){mark}"
+    return f"{show(scale.mean)} ± {scale.half:.2g} ({fmean(run.p95_s):.1f}, {fmean(run.quality):.1f}){mark}"
 
 
 def _throughputs(cases: Sequence[Case], size: Size) -> str:
     saturated_at = ", ".join(f"{part:.0%}" for part in size.saturated_at)
-    searched = [case for case in cases if case.sustained_per_s]
+    searched = [case for case in cases if case.is_searched(CASCADIA)]
+    rivals = (*COMPARED, SARATHI)
     in_time = [
-        (case.trace, show(case.quality), *(show(case.sustained_per_s.get(system)) for system in COMPARED))
+        (case.trace, show(case.quality), *(show(case.result(system).sustained_per_s) for system in rivals))
         for case in searched
     ]
+    all_of_them = (*rivals, *ABLATIONS)
     saturated = [
-        (
-            case.trace,
-            show(case.quality),
-            *(show(case.saturated_per_s.get(system)) for system in (*COMPARED, *ABLATIONS)),
-        )
+        (case.trace, show(case.quality), *(show(case.result(system).saturated_per_s) for system in all_of_them))
         for case in searched
     ]
     header = ("workload", "target")
@@ -116,11 +126,11 @@ def _throughputs(cases: Sequence[Case], size: Size) -> str:
         [
             f"Requests/s with 95 % within {setup.FIXED_SLO_SCALE:g} times a single request's time; each rate is "
             "planned for.",
-            markdown_table((*header, *COMPARED), in_time),
+            markdown_table((*header, *rivals), in_time),
             "Saturated, in requests/s: the most that a system's deployments serve when more than they hold arrives, of "
             f"those that it makes for {saturated_at} of the highest rate which it holds by its own tables. No limit of "
             "latency.",
-            markdown_table((*header, *COMPARED, *ABLATIONS), saturated),
+            markdown_table((*header, *all_of_them), saturated),
         ]
     )
 
@@ -147,46 +157,47 @@ def _plan_rows(case: Case) -> Iterator[tuple[str, ...]]:
             case.trace,
             show(case.quality),
             system,
-            ", ".join(_threshold(threshold) for threshold in deployed.thresholds),
+            ", ".join(threshold_in_words(threshold) for threshold in deployed.thresholds),
             ", ".join(f"{share:.0%}" for share in deployed.shares),
             show(deployed.quality),
-            "; ".join(_mix(mix) for mix in deployed.mixes),
-            ", ".join(f"{tail:.1f}" for tail in run.tier_p95_s),
+            "; ".join(mix_in_words(mix) for mix in deployed.mixes),
+            ", ".join(f"{tail:.1f}" for tail in run.mean_tier_p95_s),
         )
-
-
-def _threshold(threshold: float) -> str:
-    return "none" if threshold > MAX_SCORE else f"{threshold:.0f}"
-
-
-def _mix(mix: Mix) -> str:
-    return " + ".join(f"{count} x ({shape})" for shape, count in mix) or "-"
 
 
 def _drift(measured: Measured) -> str:
-    header = ("rates", "target", "system", "new plans (minute: why)", "in time /s", "offered /s", "p95 (s)", "quality")
-    rows = [
-        (
-            f"x {run.scale:g}",
-            show(run.target),
-            run.name,
-            "; ".join(f"{at:.0f}: {why}" for at, why in run.switches) or "-",
-            show(run.in_time_per_s),
-            show(run.offered_per_s),
-            show(run.p95_s),
-            show(run.quality),
-            ", ".join(f"{share:.0%}" for share in run.segment_in_time),
-            ", ".join(show(quality) for quality in run.segment_quality),
-        )
-        for run in measured.drifted
-    ]
+    header = ("target", "rates", "offered /s", "system", "new plans (minute: why)", "in time /s", "p95 (s)", "quality")
+    rows = [_drift_row(runs) for runs in by_system(measured.drifted).values()]
     minutes = ", ".join(str(minute) for minute in setup.DRIFT_MINUTES)
     return (
-        f"Traces 1, 2, 3 for {minutes} minutes of {measured.size.minute_s:g} s each; "
+        f"Traces 1, 2, 3 for {minutes} minutes of {measured.size.minute_s:g} s each, at {setup.DRIFT_LOAD:g} of the "
+        "rates up to which Cascadia has a plan for each trace; "
         f"{setup.WINDOW_REQUESTS} requests sampled each minute; a new plan serves {setup.SWITCH_MINUTES:g} minute "
         f"after it was made. In time: within {setup.FIXED_SLO_SCALE:g} times a single request's time on the first "
-        "trace's stand-alone model.\n\n" + markdown_table((*header, "in time by trace", "quality by trace"), rows)
+        "trace's stand-alone model. New plans are those of the first seed.\n\n"
+        + markdown_table((*header, "in time by trace", "quality by trace"), rows)
     )
+
+
+def _drift_row(runs: Sequence[Drifted]) -> tuple[str, ...]:
+    first = runs[0]
+    return (
+        show(first.target),
+        f"x {show(first.scale)}",
+        show(first.offered_per_s),
+        first.name,
+        "; ".join(f"{at:.0f}: {why}" for at, why in first.switches) or "-",
+        _over_seeds([run.in_time_per_s for run in runs]),
+        _over_seeds([run.p95_s for run in runs]),
+        show(fmean(run.quality for run in runs)),
+        ", ".join(f"{share:.0%}" for share in np.mean([run.segment_in_time for run in runs], axis=0)),
+        ", ".join(show(float(mean)) for mean in np.mean([run.segment_quality for run in runs], axis=0)),
+    )
+
+
+def _over_seeds(values: Sequence[float]) -> str:
+    estimate = Estimate.of(values)
+    return f"{show(estimate.mean)} ± {estimate.half:.2g}"
 
 
 def _strategies(measured: Measured) -> str:

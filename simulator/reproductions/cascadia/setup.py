@@ -10,8 +10,6 @@ GPUS = 32
 JUDGE_S = 1.0
 """A judgement takes 1 to 2 s (section 4.1, footnote 3)."""
 ATTAINMENT = 0.95
-DISPATCH = "least_loaded"
-"""The policy within a tier, for all systems that are compared."""
 FIXED_SLO_SCALE = 5.0
 """Of the throughput search: inside the range of every panel of figure 5 or next to it. The paper names none."""
 UNIFORM_GPUS = (10, 10, 12)
@@ -60,8 +58,12 @@ def tiers_of(models: tuple[TierModel, ...], quick: bool) -> tuple[Tier, ...]:
 class Size:
     """How many targets, requests and seconds the experiments simulate, full or quick."""
 
+    seeds: int
+    """Each case, and the drifting workload, is run with so many."""
     seconds: float
-    """Duration of the arrivals in each run."""
+    """How long requests arrive for in a run at the trace's own rate."""
+    search_seconds: float
+    """The same in a run of the searches for the highest rate; half of it in saturated ones."""
     targets: tuple[float, ...]
     throughput_targets: tuple[float, ...]
     """Those for which the highest rate is searched as well."""
@@ -69,6 +71,9 @@ class Size:
     """In a run of the searches for it, at most."""
     saturated_at: tuple[float, ...]
     """Parts of the highest rate that a system holds by its tables: it is saturated with its deployment for each."""
+    chunks: tuple[int, ...]
+    """Tokens of a step that are tried for Sarathi-Serve, besides the engines' own: "we ... tuned the chunk size to be
+    optimal for each case" (appendix F)."""
     other_targets: tuple[float, ...]
     """Quality targets of the workloads with two tiers."""
     other_requests: int
@@ -77,42 +82,46 @@ class Size:
     """Relative tolerance of the searches."""
     minute_s: float
     """How long a minute of the drifting workload is."""
-    drift_scales: tuple[float, ...]
-    """Rates of the drifting workload, over the traces' own."""
     drift_targets: tuple[float, ...]
     is_quick: bool
 
 
 TARGETS = (90.0, 85.0, 80.0, 70.0)
 FULL = Size(
-    seconds=120.0,
+    seeds=5,
+    seconds=60.0,
+    search_seconds=120.0,
     targets=TARGETS,
     throughput_targets=TARGETS,
     throughput_requests=8000,
     saturated_at=(1.0, 0.8, 0.6),
+    chunks=(512, 1024, 4096, 8192),
     other_targets=TARGETS,
     other_requests=12_000,
     tolerance=0.08,
-    minute_s=20.0,
-    drift_scales=(1.0, 1.5),
-    drift_targets=(85.0, 70.0),
+    minute_s=10.0,
+    drift_targets=TARGETS,
     is_quick=False,
 )
 QUICK = Size(
-    seconds=30.0,
-    targets=(85.0, 70.0),
-    throughput_targets=(85.0,),
-    throughput_requests=8000,
+    seeds=2,
+    seconds=10.0,
+    search_seconds=30.0,
+    targets=TARGETS,
+    throughput_targets=(90.0, 85.0),
+    throughput_requests=2000,
     saturated_at=(0.8,),
+    chunks=(1024,),
     other_targets=(85.0,),
     other_requests=1000,
     tolerance=0.25,
     minute_s=4.0,
-    drift_scales=(1.0,),
     drift_targets=(85.0,),
     is_quick=True,
 )
 
+SARATHI_QUALITY = 90.0
+"""The target for which Sarathi-Serve is measured (appendix F)."""
 LOADS = (0.6, 0.8, 1.0)
 """Rates of traces 1 to 3, as parts of what the largest model alone holds on all GPUs."""
 PLAN_QUALITY = 85.0
@@ -121,5 +130,7 @@ DRIFT_MINUTES = (8, 16, 10)
 """Of traces 1, 2 and 3 (section 4.4)."""
 WINDOW_REQUESTS = 50
 """Sampled of each window (section 4.4)."""
+DRIFT_LOAD = 0.8
+"""Rates of the drifting workload: the traces' own times this part of the most at which Cascadia has a plan for each."""
 SWITCH_MINUTES = 1.0
 """From the decision for a new plan until its replicas serve."""

@@ -19,6 +19,8 @@ CASCADIA = "Cascadia"
 END_TO_END = "Cascadia, end to end"
 STAND_ALONE = "stand-alone"
 CASCADE_SERVE = "CascadeServe-like"
+SARATHI = "Sarathi-Serve-like"
+"""The stand-alone model on engines whose chunk size is tuned (appendix F)."""
 UNIFORM_PARALLELISM = "uniform parallelism"
 UNIFORM_ALLOCATION = "uniform allocation"
 COMPARED = (CASCADIA, STAND_ALONE, CASCADE_SERVE)

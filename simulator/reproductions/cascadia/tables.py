@@ -57,10 +57,3 @@ class ScaledCurves:
             )
             for curve in self.of_everything(tier)
         )
-
-
-def measured_curves(everything: CascadeSample, tiers: Sequence[Tier], tier: int, seed: int) -> tuple[StoredCurve, ...]:
-    """The curves of one tier for all requests."""
-    source = SimulatedCurves(everything, tiers, seed=seed)
-    source.curves(tier, np.arange(everything.requests), everything.output_tokens[:, tier])
-    return source.measured

@@ -44,22 +44,27 @@ def saturated_per_s(
     """What a system's deployments serve that are given more than they hold: the best of those that it makes for these
     parts of the highest rate that it holds by its own tables, which at their end are less reliable. None where there is
     no such rate."""
-    own = problem.sample.rate_per_s
-
-    def deployed_at(scale: float) -> Deployed | None:
-        try:
-            deployed = system(problem.at(own * scale), quality)
-        except PlanInfeasible:
-            return None
-        return deployed if deployed.is_within else None
-
-    highest = sustainable_rate(lambda scale: float(deployed_at(scale) is not None), _HELD).scale
+    highest = held_scale(system, problem, quality)
     if highest is None:
         return None
     arriving = replace(arriving, max_requests=_SATURATING_REQUESTS)
     served = [
-        serve_at(problem, deployed, _OVERLOAD * own * scale, arriving).throughput_per_s
+        serve_at(problem, deployed, _OVERLOAD * problem.sample.rate_per_s * scale, arriving).throughput_per_s
         for scale in (part * highest for part in parts)
-        if (deployed := deployed_at(scale)) is not None
+        if (deployed := _deployed_at(system, problem, quality, scale)) is not None
     ]
     return max(served, default=None)
+
+
+def held_scale(system: System, problem: PlanningProblem, quality: float) -> float | None:
+    """The highest multiple of the problem's own rate which the system holds by its own tables; None where it holds
+    none."""
+    return sustainable_rate(lambda scale: float(_deployed_at(system, problem, quality, scale) is not None), _HELD).scale
+
+
+def _deployed_at(system: System, problem: PlanningProblem, quality: float, scale: float) -> Deployed | None:
+    try:
+        deployed = system(problem.at(problem.sample.rate_per_s * scale), quality)
+    except PlanInfeasible:
+        return None
+    return deployed if deployed.is_within else None

@@ -16,12 +16,17 @@ from controlplane.planning.cascade.sample import CascadeSample
 from mesh.errors import PlanInfeasible, TraceError
 from simulator.cascade.curves import SimulatedCurves
 from simulator.cascade.deployed import Deployed, DrawnRequests, Served, TierServed, poisson_arrivals, serve
+from simulator.cascade.tier import STEP_TOKENS, TierModel
+from simulator.report.interval import Estimate
 from simulator.reproductions.cascadia import accuracy, experiment, setup, systems, throughput
-from simulator.reproductions.cascadia.cases import measure_trace, reachable
+from simulator.reproductions.cascadia.cases import Case, SystemResult, tuned
 from simulator.reproductions.cascadia.planning_problem import PlanningProblem
-from simulator.reproductions.cascadia.run import Arriving
+from simulator.reproductions.cascadia.plans import balance, gpus_of
+from simulator.reproductions.cascadia.rows import latency_ratios, throughput_ratios
+from simulator.reproductions.cascadia.run import Arriving, Run
 from simulator.reproductions.cascadia.scores import Answers, arena_traces, nearest, rescaled
 from simulator.reproductions.cascadia.tables import ScaledCurves
+from simulator.reproductions.cascadia.workload import TRACES, Workload
 from simulator.reproductions.registry import reproduce
 from simulator.reproductions.run import ReproductionRun
 from simulator.reproductions.sustainable_rate import RateSearch
@@ -29,7 +34,7 @@ from tests.unit.simulator.cascade.short_runs import short_runs
 
 QUESTIONS = 24
 TIERS = setup.tiers_of((setup.LLAMA_SMALL, setup.MIDDLE), quick=True)
-SHORT = replace(setup.QUICK, seconds=0.2, other_requests=5, minute_s=0.2, tolerance=2.0)
+SHORT = replace(setup.QUICK, seconds=0.2, search_seconds=0.2, other_requests=5, minute_s=0.2, tolerance=2.0)
 
 
 def _answers(seed: int = 0) -> Answers:
@@ -101,14 +106,24 @@ def test_every_claim_has_its_row_with_a_figure_or_a_reason(
     monkeypatch.setattr(experiment, "QUICK", SHORT)
     monkeypatch.setattr(throughput, "_MAX_GROWTH", 1.0)
     monkeypatch.setattr(throughput, "_HELD", RateSearch(highest_scale=1.0, tolerance=2.0, target=0.5))
-    run = ReproductionRun(data, tmp_path / "out", seed=3, quick=True, processes=1)
+    run = ReproductionRun(data, tmp_path / "out", seed=3, quick=True, processes=1, journal=tmp_path / "journal")
     report = reproduce("cascadia", run)
     published = [row.paper for row in report.rows if isinstance(row.paper, float)]
     assert published[:12] == [4.0, 2.8, 5.0, 3.0, 5.0, 3.0, 2.5, 1.7, 3.3, 1.7, 3.3, 1.7]
-    assert published[12:21] == [1.6, 1.4, 2.1, 1.7, 3.8, 2.6, 4.4, 2.2, 0.21]
+    assert published[12:16] == [1.953, 1.629] * 2, "Sarathi-Serve"
+    assert published[-19:-6] == [1.6, 1.4, 2.1, 1.7, 3.8, 2.6, 4.4, 2.2, 4.36, 3.03, 2.35, 1.7, 0.21]
     assert len({row.claim for row in report.rows}) == len(report.rows)
     assert all(row.ours is not None or row.why for row in report.rows)
-    assert {path.name for path in (run.out / "plots").iterdir()} == {"attainment.png", "throughput.png", "front.png"}
+    plots = {path.stem for path in (run.out / "plots").iterdir()}
+    assert plots == {"attainment", "throughput", "tiers", "front"}
+    before = run.journal.read_bytes() if run.journal else b""
+    again = reproduce("cascadia", run)
+    timed = "time of a plan"
+    assert [row for row in again.rows if timed not in row.claim] == [
+        row for row in report.rows if timed not in row.claim
+    ]
+    assert run.journal is not None
+    assert before == run.journal.read_bytes(), "nothing is measured twice"
     page = (run.out / "report.md").read_text()
     assert "## Setup" in page
     assert "trace 3 (easy)" in page
@@ -292,11 +307,48 @@ def test_scaled_curves_are_those_of_all_requests_by_the_work_of_these() -> None:
     assert scaled[0].mean_s[0] > original[0].mean_s[0]
 
 
-@pytest.mark.slow
-def test_targets_that_no_thresholds_reach_are_left_out() -> None:
-    answers = _answers()
-    workload = experiment.Workload(
-        "w", answers, answers, (setup.LLAMA_SMALL, setup.MIDDLE), 0.5, (16, 16), (), 0, SHORT, (99.9,)
-    )
-    assert reachable(answers) < 99.9
-    assert measure_trace(workload) == ()
+def test_targets_that_no_thresholds_reach_are_left_out(data: Path) -> None:
+    size = replace(SHORT, targets=(99.99, 60.0))
+    workload = Workload(TRACES[0], data, (setup.SMALL, setup.MIDDLE, setup.LARGE), (8, 8, 16), (), 0, size)
+    assert 60.0 < workload.reachable < 99.99
+    assert workload.targets == (60.0,)
+
+
+def test_engines_of_another_chunk_size_have_tables_of_their_own() -> None:
+    usual = TierModel("Llama-3.1-8B", "H100", max_gpus=1)
+    small = replace(usual, step_tokens=512)
+    assert usual == replace(usual, step_tokens=STEP_TOKENS)
+    assert usual.key != small.key
+    assert [replica.engine.max_step_tokens for tier in (usual, small) for replica in tier.replicas()] == [2048, 512]
+
+
+def run_of(*p95_s: float) -> Run:
+    deployed = Deployed((50.0,), (((ReplicaShape(2), 3),), ((ReplicaShape(4), 1),)), 80.0, (1.0, 0.5))
+    tails_s = tuple((tail_s / 2, tail_s) for tail_s in p95_s)
+    return Run(deployed, p95_s, (80.0,) * len(p95_s), tails_s, (0.0, max(p95_s)))
+
+
+def test_ratios_are_of_equal_seeds() -> None:
+    results = {
+        systems.CASCADIA: SystemResult(run_of(2.0, 4.0), saturated_per_s=30.0),
+        systems.STAND_ALONE: SystemResult(run_of(6.0, 8.0), saturated_per_s=10.0),
+        systems.UNIFORM_ALLOCATION: SystemResult(refused="no way"),
+    }
+    case = Case("trace", 80.0, 1.0, 2.0, 1, 90.0, results)
+    assert latency_ratios([case], systems.STAND_ALONE) == [(3.0, 2.0)]
+    assert latency_ratios([case], systems.UNIFORM_ALLOCATION) == latency_ratios([case], systems.SARATHI) == []
+    assert throughput_ratios([case], systems.STAND_ALONE, is_saturated=True) == [(3.0,)]
+    assert throughput_ratios([case], systems.STAND_ALONE, is_saturated=False) == []
+    assert case.scale(systems.CASCADIA) == Estimate.of([1.0, 2.0])
+    assert case.scale(systems.UNIFORM_ALLOCATION) == Estimate(None)
+    run = case.runs[systems.CASCADIA]
+    assert balance(run) == (0.5, 1.0)
+    assert [gpus_of(mix) for mix in run.deployed.mixes] == [6, 4]
+
+
+def test_a_tuned_system_has_the_best_of_each_figure() -> None:
+    slow = SystemResult(run_of(5.0, 5.0), saturated_per_s=9.0)
+    quick = SystemResult(run_of(4.0, 5.0), sustained_per_s=3.0, saturated_per_s=8.0)
+    assert tuned([slow, quick]) == SystemResult(quick.run, sustained_per_s=3.0, saturated_per_s=9.0)
+    refused = SystemResult(refused="no way")
+    assert tuned([refused, refused]) == refused

@@ -16,6 +16,10 @@ from mesh.errors import ConfigurationError
 from services.cli.reproduce import command
 from simulator.report.report import Slo, summarise
 from simulator.reproductions import registry
+from simulator.reproductions.cascadia import cases
+from simulator.reproductions.cascadia.accuracy import figure_2, table_1
+from simulator.reproductions.cascadia.drift import drift_scale, run_drift
+from simulator.reproductions.cascadia.workload import tables_of
 from simulator.reproductions.lines_plot import Panel, draw_lines
 from simulator.reproductions.lmetric import experiment as lmetric
 from simulator.reproductions.lmetric.hotspot import measure_hotspot
@@ -69,7 +73,20 @@ def test_what_a_journal_has_of_the_same_jobs_is_not_measured_again(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "function", [lmetric._highest, lmetric._place, measure_hotspot, find_sustainable_rate, measure]
+    "function",
+    [
+        lmetric._highest,
+        lmetric._place,
+        measure_hotspot,
+        find_sustainable_rate,
+        measure,
+        cases.measure,
+        drift_scale,
+        run_drift,
+        tables_of,
+        table_1,
+        figure_2,
+    ],
 )
 def test_results_of_papers_that_keep_a_journal_can_be_read_from_it(function: Callable[..., object]) -> None:
     msgspec.json.Decoder(get_type_hints(function)["return"])  # raises for what JSON cannot hold
