@@ -55,7 +55,7 @@ from simulator.reproductions.run import EngineEra, ReproductionRun
     "--journal",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Add results to this file as they come, and take those that it has from it: goes on after a stop; for arrow, "
-    "lmetric and star.",
+    "cascadia, lmetric and star.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print report.json instead of the table.")
 def command(

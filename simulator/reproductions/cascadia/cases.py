@@ -104,8 +104,8 @@ def measure(workload: Workload, quality: float, name: str) -> SystemResult:
         in_time = in_time_per_s(system, problem, quality, searched, limit_s, size.tolerance)
         result = replace(result, sustained_per_s=in_time)
     if name in (*COMPARED, *ABLATIONS):
-        full = replace(arriving, seconds=size.search_seconds / 2)
-        saturated = saturated_per_s(system, problem, quality, full, size.saturated_at)
+        full = replace(arriving, seconds=size.saturated_seconds)
+        saturated = saturated_per_s(system, problem, quality, full)
         result = replace(result, saturated_per_s=saturated)
     return result
 

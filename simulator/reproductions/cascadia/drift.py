@@ -1,9 +1,9 @@
 """A workload that goes from trace 1 to trace 2 to trace 3 (section 4.4).
 
-Time is compressed: a minute lasts `minute_s`. What passes is sampled each minute, and the drift detector of the live
-planner decides when a system plans anew. A new plan serves the requests that come after it is up; those before it end
-on the old replicas. The stand-alone model keeps the replicas that it was given for the first trace, and the cascade is
-also shown with its first plan kept; Cascadia and CascadeServe-like plan anew.
+Time is compressed where many requests come: a minute lasts `minute_s`. What passes is sampled each minute, and the
+drift detector of the live planner decides when a system plans anew. A new plan serves the requests that come after it
+is up; those before it end on the old replicas. The stand-alone model keeps the replicas that it was given for the first
+trace, and the cascade is also shown with its first plan kept; Cascadia and CascadeServe-like plan anew.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,6 @@ from simulator.reproductions.cascadia.systems import (
     stand_alone,
     stand_alone_tier,
 )
-from simulator.reproductions.cascadia.throughput import held_scale
 from simulator.reproductions.cascadia.workload import Workload, single_request_s
 
 KEPT = "Cascadia, first plan kept"
@@ -48,6 +47,7 @@ class Drifted:
     """One of `DRIFTING`."""
     scale: float
     """Rates over the traces' own."""
+    minute_s: float
     target: float
     seed: int
     switches: tuple[tuple[float, str], ...]
@@ -88,20 +88,19 @@ def by_system(drifted: Sequence[Drifted]) -> Mapping[tuple[float, str], Sequence
     return found
 
 
-def drift_scale(traces: tuple[Workload, ...], target: float) -> float:
-    """Rates of the drifting workload over the traces' own, so that Cascadia has a plan for each trace."""
-    held = [held_scale(cascadia, trace.problem(), target) for trace in traces]
-    known = [scale for scale in held if scale is not None]
-    if len(known) < len(held):
-        raise PlanInfeasible(f"Cascadia has no plan for a quality of {target:g} at any rate of a trace")
-    return setup.DRIFT_LOAD * min(known)
+def minute_s(traces: Sequence[Workload], scale: float) -> float:
+    """How long a minute lasts, at the traces' own rates times `scale`."""
+    of_traces = zip(traces, setup.DRIFT_MINUTES, strict=True)
+    of_a_second = scale * sum(trace.rate_per_s * minutes for trace, minutes in of_traces)  # in each of the minutes
+    return float(np.clip(traces[0].size.drift_requests / of_a_second, *setup.MINUTE_S))
 
 
-def run_drift(traces: tuple[Workload, ...], scale: float, target: float, name: str, seed: int) -> Drifted:
-    """Planned for the first trace at its rate; then planned anew, or kept."""
+def run_drift(
+    traces: tuple[Workload, ...], scale: float, minute_s: float, target: float, name: str, seed: int
+) -> Drifted:
+    """Planned for the first trace at its rate times `scale`; then planned anew, or kept."""
     system, is_replanned = DRIFTING[name]
     first = traces[0]
-    minute_s = first.size.minute_s
     everything = first.everything.sample(1.0)
     problems = [trace.problem() for trace in traces]
     rates = [problem.sample.rate_per_s * scale for problem in problems]
@@ -109,14 +108,17 @@ def run_drift(traces: tuple[Workload, ...], scale: float, target: float, name: s
     problem = problems[0].at(rates[0])
     epochs = [_Epoch(0.0, "", system(problem, target))]
     if is_replanned:
-        epochs += _replans(first, system, target, problem.sample, stream, seed)
-    limit_s = setup.FIXED_SLO_SCALE * single_request_s(problems[0], stand_alone_tier(problem.sample, target))
+        epochs += _replans(first, system, target, problem.sample, stream, minute_s, seed)
+    limits_s = [
+        setup.FIXED_SLO_SCALE * single_request_s(each, stand_alone_tier(each.sample, target)) for each in problems
+    ]
     latencies_s, scores = _serve_epochs(everything, problem, epochs, stream, seed)
-    in_time = latencies_s <= limit_s
+    in_time = latencies_s <= np.array(limits_s)[stream.segments]
     of_segment = [stream.segments == number for number in range(len(traces))]
     return Drifted(
         name=name,
         scale=scale,
+        minute_s=minute_s,
         target=target,
         seed=seed,
         switches=tuple((epoch.at_s / minute_s, epoch.why) for epoch in epochs[1:]),
@@ -146,12 +148,17 @@ def _stream(traces: Sequence[Workload], rates: Sequence[float], minute_s: float,
 
 
 def _replans(
-    first: Workload, system: System, target: float, planned_for: CascadeSample, stream: _Stream, seed: int
+    first: Workload,
+    system: System,
+    target: float,
+    planned_for: CascadeSample,
+    stream: _Stream,
+    minute_s: float,
+    seed: int,
 ) -> list[_Epoch]:
     settings = DriftSettings()
     detector = DriftDetector(_summary(planned_for, planned_for.rate_per_s), settings)
     everything = first.everything.sample(1.0)
-    minute_s = first.size.minute_s
     rng = np.random.default_rng((seed, 99))
     windows: list[NDArray[np.intp]] = []
     found: list[_Epoch] = []

@@ -19,9 +19,9 @@ from simulator.reproductions.cascadia.cases import (
     measure,
     tuned,
 )
-from simulator.reproductions.cascadia.drift import DRIFTING, Drifted, drift_scale, run_drift
+from simulator.reproductions.cascadia.drift import KEPT, Drifted, minute_s, run_drift
 from simulator.reproductions.cascadia.setup import FULL, QUICK, Size
-from simulator.reproductions.cascadia.systems import SARATHI, STAND_ALONE, SYSTEMS
+from simulator.reproductions.cascadia.systems import CASCADIA, COMPARED, SARATHI, STAND_ALONE, SYSTEMS
 from simulator.reproductions.cascadia.workload import FILES, OTHERS, TRACES, Workload, tables_of, whole_of
 from simulator.reproductions.run import ReproductionRun
 
@@ -68,15 +68,16 @@ def run_all(run: ReproductionRun) -> Measured:
     }
     small = run.run_jobs({"table 1": partial(table_1), "figure 2": partial(figure_2)})
     cases = _cases(run, (*traces.values(), *others.values()), _tables_in_chunks(run, size))
+    of_traces = tuple(case for case in cases if case.trace in traces)
     middle = list(traces.values())[1]
     return Measured(
         size=size,
         traces=traces,
         others=others,
-        cases=tuple(case for case in cases if case.trace in traces),
+        cases=of_traces,
         other_cases=tuple(case for case in cases if case.trace in others),
         fronts={name: latency_quality_front(trace, setup.PLAN_QUALITY) for name, trace in traces.items()},
-        drifted=_drifted(run, size, tuple(traces.values())),
+        drifted=_drifted(run, size, tuple(traces.values()), of_traces),
         table_1=small["table 1"],
         figure_2=small["figure 2"],
         plan_s={gpus: plan_seconds(middle, gpus) for gpus in PLAN_GPUS},
@@ -163,15 +164,25 @@ def _systems(
     return systems
 
 
-def _drifted(run: ReproductionRun, size: Size, traces: tuple[Workload, ...]) -> tuple[Drifted, ...]:
-    targets = [target for target in size.drift_targets if all(target in trace.targets for trace in traces)]
-    scales = run.run_jobs({f"drift, target {target:g}": partial(drift_scale, traces, target) for target in targets})
-    jobs = {
-        f"drift, target {target:g}, {name} #{number}": partial(
-            run_drift, traces, scale, target, name, run.seed + number
-        )
-        for target, scale in zip(targets, scales.values(), strict=True)
-        for name in DRIFTING
-        for number in range(size.seeds)
-    }
+def _drifted(
+    run: ReproductionRun, size: Size, traces: tuple[Workload, ...], cases: Sequence[Case]
+) -> tuple[Drifted, ...]:
+    jobs = {}
+    for target in size.drift_targets:
+        scales = {name: _sustained_scale(cases, target, name) for name in COMPARED}
+        scales[KEPT] = scales[CASCADIA]
+        known = {name: setup.DRIFT_LOAD * scale for name, scale in scales.items() if scale}
+        for name, scale in known.items():
+            lasting_s = minute_s(traces, max(known.values()))
+            for number in range(size.seeds):
+                jobs[f"drift, target {target:g}, {name} #{number}"] = partial(
+                    run_drift, traces, scale, lasting_s, target, name, run.seed + number
+                )
     return tuple(run.run_jobs(jobs).values())
+
+
+def _sustained_scale(cases: Sequence[Case], target: float, system: str) -> float:
+    """The most times the traces' own rates at which the system sustains each of them; 0 where it does not sustain one,
+    or was not asked."""
+    rates = [(case.result(system).sustained_per_s or 0.0, case.rate_per_s) for case in cases if case.quality == target]
+    return min((sustained / own for sustained, own in rates), default=0.0)

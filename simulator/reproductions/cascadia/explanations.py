@@ -47,8 +47,8 @@ ABLATIONS = {
     UNIFORM_ALLOCATION: "the loss is where a tier gets fewer GPUs than its load asks for",
 }
 SARATHI = (
-    "prompts of chats are short, so the chunk size matters little; the stand-alone model's engines mix chunks of prompts "
-    "and decodes in a step as Sarathi-Serve does, so both are much the same"
+    "prompts of chats are short, so the chunk size matters little; the stand-alone model's engines mix chunks of "
+    "prompts and decodes in a step as Sarathi-Serve does, so both are much the same"
 )
 SHARES = "the judged models are others (see the page): ours have fewer answers that only the largest tier gets right"
 GPUS = "GPUs follow the shares and the cost of a request on each tier"
@@ -57,6 +57,6 @@ BALANCE = (
     "what that has to spare"
 )
 DRIFT = (
-    "at rates for which Cascadia has plans the stand-alone model, which does not plan anew, gets more than it holds; "
-    "CascadeServe-like plans anew at the same moments"
+    "each system at rates that it sustains on every trace, so it is much what it serves within the limit by itself; "
+    "CascadeServe-like plans anew at the same moments as Cascadia"
 )

@@ -109,7 +109,6 @@ def _scale(case: Case, system: str) -> str:
 
 
 def _throughputs(cases: Sequence[Case], size: Size) -> str:
-    saturated_at = ", ".join(f"{part:.0%}" for part in size.saturated_at)
     searched = [case for case in cases if case.is_searched(CASCADIA)]
     rivals = (*COMPARED, SARATHI)
     in_time = [
@@ -127,9 +126,8 @@ def _throughputs(cases: Sequence[Case], size: Size) -> str:
             f"Requests/s with 95 % within {setup.FIXED_SLO_SCALE:g} times a single request's time; each rate is "
             "planned for.",
             markdown_table((*header, *rivals), in_time),
-            "Saturated, in requests/s: the most that a system's deployments serve when more than they hold arrives, of "
-            f"those that it makes for {saturated_at} of the highest rate which it holds by its own tables. No limit of "
-            "latency.",
+            "Saturated, in requests/s: what a system's deployment for the highest rate that it holds by its own "
+            f"tables serves when half as much again arrives for {size.saturated_seconds:g} s. No limit of latency.",
             markdown_table((*header, *all_of_them), saturated),
         ]
     )
@@ -166,15 +164,26 @@ def _plan_rows(case: Case) -> Iterator[tuple[str, ...]]:
 
 
 def _drift(measured: Measured) -> str:
-    header = ("target", "rates", "offered /s", "system", "new plans (minute: why)", "in time /s", "p95 (s)", "quality")
+    header = (
+        "target",
+        "a minute (s)",
+        "system",
+        "rates",
+        "offered /s",
+        "in time /s",
+        "p95 (s)",
+        "quality",
+        "new plans (minute: why)",
+    )
     rows = [_drift_row(runs) for runs in by_system(measured.drifted).values()]
     minutes = ", ".join(str(minute) for minute in setup.DRIFT_MINUTES)
     return (
-        f"Traces 1, 2, 3 for {minutes} minutes of {measured.size.minute_s:g} s each, at {setup.DRIFT_LOAD:g} of the "
-        "rates up to which Cascadia has a plan for each trace; "
+        f"Traces 1, 2, 3 for {minutes} minutes. Each system gets the traces' own rates times {setup.DRIFT_LOAD:g} of "
+        "the most at which it sustains every trace by itself (see Throughput); Cascadia with its first plan kept gets "
+        "what Cascadia gets. A minute is as long as the table says; "
         f"{setup.WINDOW_REQUESTS} requests sampled each minute; a new plan serves {setup.SWITCH_MINUTES:g} minute "
-        f"after it was made. In time: within {setup.FIXED_SLO_SCALE:g} times a single request's time on the first "
-        "trace's stand-alone model. New plans are those of the first seed.\n\n"
+        f"after it was made. In time: within {setup.FIXED_SLO_SCALE:g} times a single request's time on the trace's "
+        "stand-alone model. New plans are those of the first seed.\n\n"
         + markdown_table((*header, "in time by trace", "quality by trace"), rows)
     )
 
@@ -183,13 +192,14 @@ def _drift_row(runs: Sequence[Drifted]) -> tuple[str, ...]:
     first = runs[0]
     return (
         show(first.target),
+        show(first.minute_s),
+        first.name,
         f"x {show(first.scale)}",
         show(first.offered_per_s),
-        first.name,
-        "; ".join(f"{at:.0f}: {why}" for at, why in first.switches) or "-",
         _over_seeds([run.in_time_per_s for run in runs]),
         _over_seeds([run.p95_s for run in runs]),
         show(fmean(run.quality for run in runs)),
+        "; ".join(f"{at:.0f}: {why}" for at, why in first.switches) or "-",
         ", ".join(f"{share:.0%}" for share in np.mean([run.segment_in_time for run in runs], axis=0)),
         ", ".join(show(float(mean)) for mean in np.mean([run.segment_quality for run in runs], axis=0)),
     )

@@ -63,14 +63,13 @@ class Size:
     seconds: float
     """How long requests arrive for in a run at the trace's own rate."""
     search_seconds: float
-    """The same in a run of the searches for the highest rate; half of it in saturated ones."""
+    """The same in a run of the searches for the highest rate within the limit."""
+    saturated_seconds: float
     targets: tuple[float, ...]
     throughput_targets: tuple[float, ...]
     """Those for which the highest rate is searched as well."""
     throughput_requests: int
     """In a run of the searches for it, at most."""
-    saturated_at: tuple[float, ...]
-    """Parts of the highest rate that a system holds by its tables: it is saturated with its deployment for each."""
     chunks: tuple[int, ...]
     """Tokens of a step that are tried for Sarathi-Serve, besides the engines' own: "we ... tuned the chunk size to be
     optimal for each case" (appendix F)."""
@@ -80,8 +79,9 @@ class Size:
     """In a run of those: their answers are short and their rates high."""
     tolerance: float
     """Relative tolerance of the searches."""
-    minute_s: float
-    """How long a minute of the drifting workload is."""
+    drift_requests: int
+    """A minute of the drifting workload is as long as it takes for so many to come over all minutes, within
+    `MINUTE_S`."""
     drift_targets: tuple[float, ...]
     is_quick: bool
 
@@ -91,15 +91,15 @@ FULL = Size(
     seeds=5,
     seconds=60.0,
     search_seconds=120.0,
+    saturated_seconds=120.0,
     targets=TARGETS,
     throughput_targets=TARGETS,
     throughput_requests=8000,
-    saturated_at=(1.0, 0.8, 0.6),
     chunks=(512, 1024, 4096, 8192),
     other_targets=TARGETS,
     other_requests=12_000,
     tolerance=0.08,
-    minute_s=10.0,
+    drift_requests=20_000,
     drift_targets=TARGETS,
     is_quick=False,
 )
@@ -107,15 +107,15 @@ QUICK = Size(
     seeds=2,
     seconds=10.0,
     search_seconds=30.0,
+    saturated_seconds=60.0,
     targets=TARGETS,
     throughput_targets=(90.0, 85.0),
     throughput_requests=2000,
-    saturated_at=(0.8,),
     chunks=(1024,),
     other_targets=(85.0,),
     other_requests=1000,
     tolerance=0.25,
-    minute_s=4.0,
+    drift_requests=5_000,
     drift_targets=(85.0,),
     is_quick=True,
 )
@@ -131,6 +131,7 @@ DRIFT_MINUTES = (8, 16, 10)
 WINDOW_REQUESTS = 50
 """Sampled of each window (section 4.4)."""
 DRIFT_LOAD = 0.8
-"""Rates of the drifting workload: the traces' own times this part of the most at which Cascadia has a plan for each."""
+"""Rates of the drifting workload: the traces' own times this part of the most at which the system sustains each."""
+MINUTE_S = (5.0, 60.0)
 SWITCH_MINUTES = 1.0
 """From the decision for a new plan until its replicas serve."""

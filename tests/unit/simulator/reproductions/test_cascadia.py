@@ -34,7 +34,7 @@ from tests.unit.simulator.cascade.short_runs import short_runs
 
 QUESTIONS = 24
 TIERS = setup.tiers_of((setup.LLAMA_SMALL, setup.MIDDLE), quick=True)
-SHORT = replace(setup.QUICK, seconds=0.2, search_seconds=0.2, other_requests=5, minute_s=0.2, tolerance=2.0)
+SHORT = replace(setup.QUICK, seconds=0.2, search_seconds=0.2, saturated_seconds=0.2, other_requests=5, tolerance=2.0)
 
 
 def _answers(seed: int = 0) -> Answers:
@@ -104,6 +104,7 @@ def test_every_claim_has_its_row_with_a_figure_or_a_reason(
     few = {model: shapes[:1] for model, shapes in setup._QUICK_SHAPES.items()}
     monkeypatch.setattr(setup, "_QUICK_SHAPES", few)
     monkeypatch.setattr(experiment, "QUICK", SHORT)
+    monkeypatch.setattr(setup, "MINUTE_S", (0.2, 0.2))
     monkeypatch.setattr(throughput, "_MAX_GROWTH", 1.0)
     monkeypatch.setattr(throughput, "_HELD", RateSearch(highest_scale=1.0, tolerance=2.0, target=0.5))
     run = ReproductionRun(data, tmp_path / "out", seed=3, quick=True, processes=1, journal=tmp_path / "journal")
@@ -111,7 +112,7 @@ def test_every_claim_has_its_row_with_a_figure_or_a_reason(
     published = [row.paper for row in report.rows if isinstance(row.paper, float)]
     assert published[:12] == [4.0, 2.8, 5.0, 3.0, 5.0, 3.0, 2.5, 1.7, 3.3, 1.7, 3.3, 1.7]
     assert published[12:16] == [1.953, 1.629] * 2, "Sarathi-Serve"
-    assert published[-19:-6] == [1.6, 1.4, 2.1, 1.7, 3.8, 2.6, 4.4, 2.2, 4.36, 3.03, 2.35, 1.7, 0.21]
+    assert published[-20:-7] == [1.6, 1.4, 2.1, 1.7, 3.8, 2.6, 4.4, 2.2, 4.36, 3.03, 2.35, 1.7, 0.21]
     assert len({row.claim for row in report.rows}) == len(report.rows)
     assert all(row.ours is not None or row.why for row in report.rows)
     plots = {path.stem for path in (run.out / "plots").iterdir()}
@@ -271,11 +272,9 @@ def test_a_saturated_rate_is_what_the_slowest_tier_keeps_up_with(bench: Planning
         "a slow replica that empties its queue does not count"
     )
     arriving = Arriving(20.0, 400, 0)
-    assert throughput.saturated_per_s(systems.cascadia, bench, 99.99, arriving, (1.0,)) is None
+    assert throughput.saturated_per_s(systems.cascadia, bench, 99.99, arriving) is None
     system = systems.SYSTEMS[systems.STAND_ALONE]
-    few, many = (
-        throughput.saturated_per_s(system, replace(bench, gpus=gpus), 60.0, arriving, (1.0, 0.5)) for gpus in (4, 16)
-    )
+    few, many = (throughput.saturated_per_s(system, replace(bench, gpus=gpus), 60.0, arriving) for gpus in (4, 16))
     assert few is not None
     assert many is not None
     assert many > few

@@ -18,7 +18,7 @@ from simulator.report.report import Slo, summarise
 from simulator.reproductions import registry
 from simulator.reproductions.cascadia import cases
 from simulator.reproductions.cascadia.accuracy import figure_2, table_1
-from simulator.reproductions.cascadia.drift import drift_scale, run_drift
+from simulator.reproductions.cascadia.drift import run_drift
 from simulator.reproductions.cascadia.workload import tables_of
 from simulator.reproductions.lines_plot import Panel, draw_lines
 from simulator.reproductions.lmetric import experiment as lmetric
@@ -81,7 +81,6 @@ def test_what_a_journal_has_of_the_same_jobs_is_not_measured_again(tmp_path: Pat
         find_sustainable_rate,
         measure,
         cases.measure,
-        drift_scale,
         run_drift,
         tables_of,
         table_1,
