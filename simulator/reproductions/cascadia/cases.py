@@ -97,16 +97,15 @@ def measure(workload: Workload, quality: float, name: str) -> SystemResult:
         result = replace(result, refused=str(error))
     if workload.name not in TRACES or quality not in size.throughput_targets:
         return result
-    if name in COMPARED:
-        alone_s = single_request_s(problem, stand_alone_tier(problem.sample, quality))
-        searched = replace(arriving, seconds=size.search_seconds, max_requests=size.throughput_requests)
-        limit_s = setup.FIXED_SLO_SCALE * alone_s
-        in_time = in_time_per_s(system, problem, quality, searched, limit_s, size.tolerance)
-        result = replace(result, sustained_per_s=in_time)
     if name in (*COMPARED, *ABLATIONS):
         full = replace(arriving, seconds=size.saturated_seconds)
         saturated = saturated_per_s(system, problem, quality, full)
         result = replace(result, saturated_per_s=saturated)
+    if name in COMPARED:
+        limit_s = setup.FIXED_SLO_SCALE * single_request_s(problem, stand_alone_tier(problem.sample, quality))
+        searched = replace(arriving, seconds=size.search_seconds, max_requests=size.throughput_requests)
+        in_time = in_time_per_s(system, problem, quality, searched, limit_s, size.tolerance, result.saturated_per_s)
+        result = replace(result, sustained_per_s=in_time)
     return result
 
 

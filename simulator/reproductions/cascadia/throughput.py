@@ -19,10 +19,20 @@ _HELD = RateSearch(highest_scale=_MAX_GROWTH, growth=1.6, tolerance=0.02, target
 
 
 def in_time_per_s(
-    system: System, problem: PlanningProblem, quality: float, arriving: Arriving, limit_s: float, tolerance: float
+    system: System,
+    problem: PlanningProblem,
+    quality: float,
+    arriving: Arriving,
+    limit_s: float,
+    tolerance: float,
+    at_most_per_s: float | None,
 ) -> float | None:
     """The highest rate at which 95 % of the requests end within the limit; each rate is planned for by itself. None
-    where even a 64th of the problem's own rate is too much."""
+    where even a 64th of the problem's own rate is too much.
+
+    No higher than `at_most_per_s`, what the system serves saturated (None: not known): a run of so many requests that
+    it ends within the limit does not show that they are too many.
+    """
     own = problem.sample.rate_per_s
 
     def attainment_at(scale: float) -> float:
@@ -32,7 +42,14 @@ def in_time_per_s(
             return 0.0
         return float((served.latencies_s <= limit_s).mean())
 
-    search = RateSearch(highest_scale=_MAX_GROWTH, growth=1.6, tolerance=tolerance, target=setup.ATTAINMENT)
+    highest = _MAX_GROWTH if at_most_per_s is None else at_most_per_s / own
+    search = RateSearch(
+        start_scale=min(1.0, highest),
+        highest_scale=highest,
+        growth=1.6,
+        tolerance=tolerance,
+        target=setup.ATTAINMENT,
+    )
     found = sustainable_rate(attainment_at, search)
     return None if found.scale is None else found.scale * own
 
