@@ -59,11 +59,6 @@ class TierServed:
     latencies_s: NDArray[np.float64]
     """Until it was accepted or went on to the next tier: its judgement is included."""
 
-    @property
-    def fed_until_s(self) -> float:
-        """When the last request came to the tier."""
-        return float(self.asked_s[-1])
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
@@ -83,19 +78,6 @@ class Served:
     def p95_s(self) -> float:
         """95 % of the requests took no longer."""
         return float(np.quantile(self.latencies_s, 0.95, method="higher"))
-
-    @property
-    def throughput_per_s(self) -> float:
-        """Requests per second of the whole that the slowest tier keeps up with: of a run with more arrivals than are
-        served, what is served. Each tier is looked at from its first tenth of answers on for as long as requests come
-        to it: not while batches fill, nor while replicas empty their queues, of which slow ones take longer."""
-        return min(self._kept_up_per_s(tier.finished_s, tier.fed_until_s) for tier in self.tiers if len(tier.requests))
-
-    def _kept_up_per_s(self, ends_s: NDArray[np.float64], until_s: float) -> float:
-        from_s, median_s = np.quantile(ends_s, (0.1, 0.5)).tolist()
-        until_s = max(until_s, median_s)  # of a run so short that all had come before much was answered
-        answered = float(((ends_s > from_s) & (ends_s <= until_s)).mean())
-        return answered * len(self.latencies_s) / (until_s - from_s) if until_s > from_s else np.inf
 
 
 def poisson_arrivals(sample: CascadeSample, rate_per_s: float, seconds: float, seed: int) -> DrawnRequests:
@@ -128,7 +110,7 @@ def serve(
             TraceRequest(at_s, int(sample.input_tokens[row]), int(generated[row, number]))
             for at_s, row in zip(asked_s.tolist(), rows.tolist(), strict=True)
         ]
-        finished_s = _finished_s(tier, deployed.mixes[number], trace, policy, seed) if trace else np.zeros(0)
+        finished_s = serve_tier(tier, deployed.mixes[number], trace, policy, seed) if trace else np.zeros(0)
         scores[here] = sample.scores[rows, number]
         given_up = generated[rows, number] < sample.output_tokens[rows, number]
         executor.answered(number, here, finished_s, scores[here], given_up)
@@ -136,7 +118,11 @@ def serve(
     return Served(executor.ready_s - arrivals.times_s, scores, tuple(served))
 
 
-def _finished_s(tier: Tier, mix: Mix, trace: list[TraceRequest], policy: str, seed: int) -> NDArray[np.float64]:
+def serve_tier(
+    tier: Tier, mix: Mix, trace: list[TraceRequest], policy: str = DISPATCH, seed: int = 0
+) -> NDArray[np.float64]:
+    """When a tier's replicas, placed to by the live policy, have finished each request. Raises `PlanInfeasible` where
+    there are none, or where one refuses a request."""
     instances = _instances(tier, mix)
     if not instances:
         raise PlanInfeasible(f"{len(trace)} requests reach {tier.key}, which has no replica")

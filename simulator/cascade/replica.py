@@ -55,9 +55,7 @@ def saturation_per_s(
 
     Raises `PlanInfeasible` if the replica refuses requests.
     """
-    engine = replica.engine
-    fits = engine.kv_blocks * engine.block_tokens / float(input_tokens.mean() + output_tokens.mean())
-    batch = max(1, min(engine.max_batch_requests, int(fits))) * replica.engines
+    batch = full_batch(replica, input_tokens, output_tokens)
     count = int(np.clip(_BATCHES * batch, _MIN_BURST, _MAX_BURST))
     rows = drawn_rows(np.random.default_rng(seed), len(input_tokens), count)
     trace = [TraceRequest(0.0, int(input_tokens[row]), int(output_tokens[row])) for row in rows.tolist()]
@@ -68,6 +66,13 @@ def saturation_per_s(
     if until_s <= from_s:  # all were begun before a third had ended: the batch holds more than the estimate says
         from_s, until_s = 0.0, float(ends_s[-1])
     return float(((ends_s > from_s) & (ends_s <= until_s)).sum()) / (until_s - from_s)
+
+
+def full_batch(replica: ReplicaModel, input_tokens: NDArray[np.int64], output_tokens: NDArray[np.int64]) -> int:
+    """Requests of these lengths that a replica has under way at most, as its KV memory and its engines allow."""
+    engine = replica.engine
+    fits = engine.kv_blocks * engine.block_tokens / float(input_tokens.mean() + output_tokens.mean())
+    return max(1, min(engine.max_batch_requests, int(fits))) * replica.engines
 
 
 def relaxation_requests(utilisation: float) -> float:

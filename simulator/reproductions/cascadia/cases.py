@@ -1,7 +1,7 @@
-"""A trace under a quality target: what every system reaches at the trace's rate, and the rate that it sustains."""
+"""A trace under a quality target: what every system takes at the trace's rate, and the highest rates that it serves."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from controlplane.planning.cascade.bilevel import PlanRequest, plan
 from controlplane.planning.cascade.search import Point, pareto_front
@@ -82,31 +82,35 @@ def case_of(workload: Workload, quality: float, systems: Mapping[str, SystemResu
     )
 
 
-def measure(workload: Workload, quality: float, name: str) -> SystemResult:
-    """One of `SYSTEMS`: its plan for the trace's rate with each seed and, for the targets for which throughput is
-    searched, how much it serves."""
-    problem, size, system = workload.problem(), workload.size, SYSTEMS[name]
-    arriving = Arriving(size.seconds, workload.max_requests, workload.seed)
-    result = SystemResult()
+def at_own_rate(workload: Workload, quality: float, name: str) -> SystemResult:
+    """One of `SYSTEMS`: its plan for the trace's own rate, with each seed."""
+    problem, size = workload.problem(), workload.size
     try:
-        deployed = system(problem, quality)
-        seeds = [replace(arriving, seed=workload.seed + number) for number in range(size.seeds)]
-        served = [serve_at(problem, deployed, problem.sample.rate_per_s, each) for each in seeds]
-        result = replace(result, run=Run.of(deployed, served))
+        deployed = SYSTEMS[name](problem, quality)
+        served = [
+            serve_at(problem, deployed, problem.sample.rate_per_s, Arriving(size.seconds, workload.max_requests, seed))
+            for seed in range(workload.seed, workload.seed + size.seeds)
+        ]
     except PlanInfeasible as error:
-        result = replace(result, refused=str(error))
-    if workload.name not in TRACES or quality not in size.throughput_targets:
-        return result
-    if name in (*COMPARED, *ABLATIONS):
-        full = replace(arriving, seconds=size.saturated_seconds)
-        saturated = saturated_per_s(system, problem, quality, full)
-        result = replace(result, saturated_per_s=saturated)
-    if name in COMPARED:
-        limit_s = setup.FIXED_SLO_SCALE * single_request_s(problem, stand_alone_tier(problem.sample, quality))
-        searched = replace(arriving, seconds=size.search_seconds, max_requests=size.throughput_requests)
-        in_time = in_time_per_s(system, problem, quality, searched, limit_s, size.tolerance, result.saturated_per_s)
-        result = replace(result, sustained_per_s=in_time)
-    return result
+        return SystemResult(refused=str(error))
+    return SystemResult(run=Run.of(deployed, served))
+
+
+def is_searched(workload: Workload, quality: float, name: str) -> bool:
+    """Whether `highest_rates` are found for the system: those of figures 6 and 9."""
+    return workload.name in TRACES and quality in workload.size.throughput_targets and name in (*COMPARED, *ABLATIONS)
+
+
+def highest_rates(workload: Workload, quality: float, name: str) -> SystemResult:
+    """One of `COMPARED` or `ABLATIONS`: what it serves saturated and, of those compared, within the limit."""
+    problem, size, system = workload.problem(), workload.size, SYSTEMS[name]
+    saturated = saturated_per_s(system, problem, quality, workload.seed)
+    if name not in COMPARED:
+        return SystemResult(saturated_per_s=saturated)
+    limit_s = setup.FIXED_SLO_SCALE * single_request_s(problem, stand_alone_tier(problem.sample, quality))
+    arriving = Arriving(size.search_seconds, size.throughput_requests, workload.seed)
+    in_time = in_time_per_s(system, problem, quality, arriving, limit_s, size.tolerance, saturated)
+    return SystemResult(sustained_per_s=in_time, saturated_per_s=saturated)
 
 
 def tuned(results: Sequence[SystemResult]) -> SystemResult:

@@ -14,9 +14,11 @@ from simulator.reproductions.cascadia.accuracy import Throughput, figure_2, tabl
 from simulator.reproductions.cascadia.cases import (
     Case,
     SystemResult,
+    at_own_rate,
     case_of,
+    highest_rates,
+    is_searched,
     latency_quality_front,
-    measure,
     tuned,
 )
 from simulator.reproductions.cascadia.drift import KEPT, Drifted, minute_s, run_drift
@@ -139,19 +141,32 @@ def _tables_in_chunks(run: ReproductionRun, size: Size) -> Mapping[int, Curves]:
 
 def _cases(run: ReproductionRun, workloads: Sequence[Workload], in_chunks: Mapping[int, Curves]) -> tuple[Case, ...]:
     asked = [(workload, target) for workload in workloads for target in workload.targets]
-    jobs = {
-        (workload.name, target, system): partial(measure, workload, target, system)
-        for workload, target in asked
-        for system in SYSTEMS
+    measured = {
+        (workload.name, target, system): (workload, target, system) for workload, target in asked for system in SYSTEMS
     }
     for workload, target in asked:
         if workload.name in TRACES and target == setup.SARATHI_QUALITY:
             for tokens, curves in in_chunks.items():
                 named = workload.name, target, f"{SARATHI} in chunks of {tokens}"
-                jobs[named] = partial(measure, workload.in_chunks(tokens, curves), target, STAND_ALONE)
-    done = run.run_jobs({f"{name}, target {target:g}, {system}": job for (name, target, system), job in jobs.items()})
-    results = dict(zip(jobs, done.values(), strict=True))
+                measured[named] = workload.in_chunks(tokens, curves), target, STAND_ALONE
+    results = _results(run, measured)
     return tuple(case_of(workload, target, _systems(results, workload.name, target)) for workload, target in asked)
+
+
+def _results(
+    run: ReproductionRun, measured: Mapping[tuple[str, float, str], tuple[Workload, float, str]]
+) -> Mapping[tuple[str, float, str], SystemResult]:
+    named = {key: f"{key[0]}, target {key[1]:g}, {key[2]}" for key in measured}
+    own = {named[key]: partial(at_own_rate, *of) for key, of in measured.items()}
+    highest = {f"{named[key]}: rates": partial(highest_rates, *of) for key, of in measured.items() if is_searched(*of)}
+    done = run.run_jobs(own | highest)
+    results = {key: done[name] for key, name in named.items()}
+    for key, name in named.items():
+        if (rates := done.get(f"{name}: rates")) is not None:
+            results[key] = replace(
+                results[key], sustained_per_s=rates.sustained_per_s, saturated_per_s=rates.saturated_per_s
+            )
+    return results
 
 
 def _systems(

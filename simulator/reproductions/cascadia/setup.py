@@ -64,7 +64,6 @@ class Size:
     """How long requests arrive for in a run at the trace's own rate."""
     search_seconds: float
     """The same in a run of the searches for the highest rate within the limit."""
-    saturated_seconds: float
     targets: tuple[float, ...]
     throughput_targets: tuple[float, ...]
     """Those for which the highest rate is searched as well."""
@@ -91,7 +90,6 @@ FULL = Size(
     seeds=5,
     seconds=60.0,
     search_seconds=120.0,
-    saturated_seconds=120.0,
     targets=TARGETS,
     throughput_targets=TARGETS,
     throughput_requests=8000,
@@ -107,7 +105,6 @@ QUICK = Size(
     seeds=2,
     seconds=10.0,
     search_seconds=30.0,
-    saturated_seconds=120.0,
     targets=TARGETS,
     throughput_targets=(90.0, 85.0),
     throughput_requests=2000,

@@ -1,18 +1,13 @@
 """What a system serves at most: with 95 % of the requests in time, and with no limit of latency at all."""
 
-from dataclasses import replace
-
 from mesh.errors import PlanInfeasible
+from simulator.cascade import saturated
 from simulator.cascade.deployed import Deployed
 from simulator.reproductions.cascadia import setup
 from simulator.reproductions.cascadia.planning_problem import PlanningProblem, System
 from simulator.reproductions.cascadia.run import Arriving, serve_at
 from simulator.reproductions.sustainable_rate import RateSearch, sustainable_rate
 
-_OVERLOAD = 1.5
-"""Arrivals over what a deployment holds by its tables, to keep it full."""
-_SATURATING_REQUESTS = 24_000
-"""Most requests of a saturated run."""
 _MAX_GROWTH = 16.0
 """Of a rate over the trace's own."""
 _HELD = RateSearch(highest_scale=_MAX_GROWTH, growth=1.6, tolerance=0.02, target=0.5)
@@ -54,19 +49,15 @@ def in_time_per_s(
     return None if found.scale is None else found.scale * own
 
 
-def saturated_per_s(system: System, problem: PlanningProblem, quality: float, arriving: Arriving) -> float | None:
+def saturated_per_s(system: System, problem: PlanningProblem, quality: float, seed: int) -> float | None:
     """What a system's deployment for the highest rate that it holds by its own tables serves when more arrives. None
-    where there is no such rate.
-
-    Requests have to arrive for several times as long as they take through all tiers: in 60 s a cascade whose slowest
-    tier takes 45 s under this load serves a fifth less than in 120 s and after.
-    """
+    where there is no such rate."""
     scale = held_scale(system, problem, quality)
     deployed = None if scale is None else _deployed_at(system, problem, quality, scale)
     if scale is None or deployed is None:
         return None
-    arriving = replace(arriving, max_requests=_SATURATING_REQUESTS)
-    return serve_at(problem, deployed, _OVERLOAD * problem.sample.rate_per_s * scale, arriving).throughput_per_s
+    sample = problem.at(problem.sample.rate_per_s * scale).sample
+    return saturated.saturated_per_s(sample, problem.tiers, deployed, seed)
 
 
 def held_scale(system: System, problem: PlanningProblem, quality: float) -> float | None:

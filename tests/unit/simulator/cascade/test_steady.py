@@ -15,6 +15,7 @@ from simulator.cascade import steady
 from simulator.cascade.curves import SimulatedCurves
 from simulator.cascade.deployed import Deployed, DrawnRequests, poisson_arrivals, serve
 from simulator.cascade.replica import drawn_arrivals_s, drawn_rows, loaded_latency, saturation_per_s
+from simulator.cascade.saturated import saturated_per_s
 from simulator.cascade.steady import RUNS, SETTLED, SteadyState, steady_state
 from simulator.cascade.steady_plan import AGREES, ROUNDS, SimulatedDeployments, steady_plan
 from simulator.cascade.tier import TierModel
@@ -42,19 +43,26 @@ def test_a_run_has_exactly_the_rate_and_the_lengths_that_it_is_for() -> None:
 
 
 @pytest.mark.slow
-def test_a_replica_keeps_up_below_its_saturation_and_not_beyond() -> None:
-    replica = TIERS[1].replicas()[0]
-    lengths = SAMPLE.input_tokens, SAMPLE.output_tokens[:, 1]
-    saturation = saturation_per_s(replica, *lengths)
-    alone = Deployed((0.0,), (ONE_EACH[1], ()), 50.0, (1.0, 0.0))
-    one_tier = replace(SAMPLE, output_tokens=SAMPLE.output_tokens[:, ::-1])
-
-    def served_per_s(part: float) -> float:
-        arrivals = poisson_arrivals(one_tier, part * saturation, 6000 / (part * saturation), 0)
-        return serve(one_tier, TIERS[::-1], alone, arrivals, 0.0).throughput_per_s
-
-    assert served_per_s(0.9) == pytest.approx(0.9 * saturation, rel=0.05)
-    assert served_per_s(2.0) == pytest.approx(saturation, rel=0.05)
+def test_a_deployment_serves_what_its_slowest_tier_sustains() -> None:
+    shares = 1.0, float((SAMPLE.scores[:, 0] < 50).mean())
+    deployed = Deployed((50.0,), ONE_EACH, 70.0, shares)
+    escalated = SAMPLE.scores[:, 0] < 50
+    lengths = (
+        (SAMPLE.input_tokens, SAMPLE.output_tokens[:, 0]),
+        (
+            SAMPLE.input_tokens[escalated],
+            SAMPLE.output_tokens[escalated, 1],
+        ),
+    )
+    each = [
+        saturation_per_s(tier.replicas()[0], *of) / share
+        for tier, of, share in zip(TIERS, lengths, shares, strict=True)
+    ]
+    for part in (0.9, 2.0):
+        offered = replace(SAMPLE, rate_per_s=part * min(each))
+        assert saturated_per_s(offered, TIERS, deployed) == pytest.approx(min(each), rel=0.05)
+    only_so_much = replace(SAMPLE, rate_per_s=0.3 * min(each))
+    assert saturated_per_s(only_so_much, TIERS, deployed) == pytest.approx(1.5 * 0.3 * min(each), rel=0.05)
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from controlplane.planning.cascade.parallelism import capacity
 from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape
@@ -15,7 +14,7 @@ from controlplane.planning.cascade.routing import ESCALATE_ALL
 from controlplane.planning.cascade.sample import CascadeSample
 from mesh.errors import PlanInfeasible, TraceError
 from simulator.cascade.curves import SimulatedCurves
-from simulator.cascade.deployed import Deployed, DrawnRequests, Served, TierServed, poisson_arrivals, serve
+from simulator.cascade.deployed import Deployed, DrawnRequests, poisson_arrivals, serve
 from simulator.cascade.tier import STEP_TOKENS, TierModel
 from simulator.report.interval import Estimate
 from simulator.reproductions.cascadia import accuracy, experiment, setup, systems, throughput
@@ -23,7 +22,7 @@ from simulator.reproductions.cascadia.cases import Case, SystemResult, tuned
 from simulator.reproductions.cascadia.planning_problem import PlanningProblem
 from simulator.reproductions.cascadia.plans import balance, gpus_of
 from simulator.reproductions.cascadia.rows import latency_ratios, throughput_ratios
-from simulator.reproductions.cascadia.run import Arriving, Run
+from simulator.reproductions.cascadia.run import Run
 from simulator.reproductions.cascadia.scores import Answers, arena_traces, nearest, rescaled
 from simulator.reproductions.cascadia.tables import ScaledCurves
 from simulator.reproductions.cascadia.workload import TRACES, Workload
@@ -34,7 +33,7 @@ from tests.unit.simulator.cascade.short_runs import short_runs
 
 QUESTIONS = 24
 TIERS = setup.tiers_of((setup.LLAMA_SMALL, setup.MIDDLE), quick=True)
-SHORT = replace(setup.QUICK, seconds=0.2, search_seconds=0.2, saturated_seconds=0.2, other_requests=5, tolerance=2.0)
+SHORT = replace(setup.QUICK, seconds=0.2, search_seconds=0.2, other_requests=5, tolerance=2.0)
 
 
 def _answers(seed: int = 0) -> Answers:
@@ -252,29 +251,11 @@ def test_cascade_serve_is_tuned_to_the_shapes_whose_slowest_tier_is_fastest_at_t
     assert crowded.mixes == ((), ((ReplicaShape(1), 3),)), "the least overloaded"
 
 
-def fed(finished_s: NDArray[np.float64], until_s: float) -> TierServed:
-    return TierServed(
-        requests=np.arange(len(finished_s)),
-        asked_s=np.linspace(0, until_s, len(finished_s)),
-        finished_s=finished_s,
-        latencies_s=np.ones(len(finished_s)),
-    )
-
-
 @pytest.mark.slow
-def test_a_saturated_rate_is_what_the_slowest_tier_keeps_up_with(bench: PlanningProblem) -> None:
-    quick, slow, skipped = np.linspace(0, 10, 101), np.linspace(5, 45, 51), np.zeros(0)
-    served = Served(np.ones(101), np.ones(101), (fed(quick, 8.0), fed(skipped, 0.0), fed(slow, 40.0)))
-    assert served.throughput_per_s == pytest.approx(101 / 40, rel=0.05), "half of the requests in 40 s: the whole, too"
-    drained = np.append(np.linspace(0, 9, 90), np.linspace(50, 90, 11))
-    served = Served(np.ones(101), np.ones(101), (fed(drained, 10.0),))
-    assert served.throughput_per_s == pytest.approx(10, rel=0.15), (
-        "a slow replica that empties its queue does not count"
-    )
-    arriving = Arriving(20.0, 400, 0)
-    assert throughput.saturated_per_s(systems.cascadia, bench, 99.99, arriving) is None
+def test_a_saturated_rate_is_of_the_highest_rate_that_a_system_holds(bench: PlanningProblem) -> None:
+    assert throughput.saturated_per_s(systems.cascadia, bench, 99.99, 0) is None
     system = systems.SYSTEMS[systems.STAND_ALONE]
-    few, many = (throughput.saturated_per_s(system, replace(bench, gpus=gpus), 60.0, arriving) for gpus in (4, 16))
+    few, many = (throughput.saturated_per_s(system, replace(bench, gpus=gpus), 60.0, 0) for gpus in (4, 16))
     assert few is not None
     assert many is not None
     assert many > few

@@ -1,0 +1,69 @@
+"""What a deployed cascade serves at most, while none of its queues empties.
+
+Each tier is simulated by itself, beside more requests than it keeps up with. In a run of the whole, a tier between
+overloaded ones gets its requests late and in the order in which short answers end, and a run in which the last of three
+tiers is busy for long enough takes several times as many requests.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.planning.cascade.parallelism import Mix
+from controlplane.planning.cascade.routing import route
+from controlplane.planning.cascade.sample import CascadeSample
+from simulator.cascade.deployed import Deployed, serve_tier
+from simulator.cascade.replica import drawn_arrivals_s, drawn_rows, full_batch
+from simulator.cascade.tier import Tier
+from simulator.traces.request import TraceRequest
+
+_OVERLOAD = 1.5
+"""Arrivals over the rate that a deployment is made for."""
+_BATCHES = 6.0
+"""So many requests for each that a tier has under way at most."""
+_FILLED = 1.5
+"""A run is counted once so many for each that is under way have ended: until then short answers end sooner."""
+_MIN_REQUESTS, _MAX_REQUESTS = 600, 40_000
+
+
+def saturated_per_s(sample: CascadeSample, tiers: Sequence[Tier], deployed: Deployed, seed: int = 0) -> float:
+    """Requests per second of the whole with which the slowest tier keeps up, for a deployment that is made for the
+    sample's rate. What it holds beyond one and a half times that rate is not found.
+
+    Raises `PlanInfeasible` as `serve`.
+    """
+    routed = route(sample, deployed.thresholds)
+    of_tiers: list[float] = []
+    for number, (tier, mix) in enumerate(zip(tiers, deployed.mixes, strict=True)):
+        here = routed.reached[:, number]
+        if not here.any():
+            continue
+        share = float(here.mean())
+        lengths = sample.input_tokens[here], routed.output_tokens[here, number]
+        of_tiers.append(_kept_up_per_s(tier, mix, *lengths, _OVERLOAD * share * sample.rate_per_s, seed) / share)
+    return min(of_tiers)
+
+
+def _kept_up_per_s(
+    tier: Tier,
+    mix: Mix,
+    input_tokens: NDArray[np.int64],
+    output_tokens: NDArray[np.int64],
+    offered_per_s: float,
+    seed: int,
+) -> float:
+    replicas = {replica.shape: replica for replica in tier.replicas()}
+    batch = sum(count * full_batch(replicas[shape], input_tokens, output_tokens) for shape, count in mix)
+    count = int(np.clip(_BATCHES * batch, _MIN_REQUESTS, _MAX_REQUESTS))
+    rng = np.random.default_rng(seed)
+    rows = drawn_rows(rng, len(input_tokens), count)
+    arrivals_s = drawn_arrivals_s(rng, offered_per_s, count)
+    trace = [
+        TraceRequest(at_s, int(input_tokens[row]), int(output_tokens[row]))
+        for at_s, row in zip(arrivals_s.tolist(), rows.tolist(), strict=True)
+    ]
+    ends_s = np.sort(serve_tier(tier, mix, trace, seed=seed))
+    filled = ends_s[min(int(_FILLED * batch), count // 4)]
+    until_s = max(float(arrivals_s[-1]), float(ends_s[count // 2]))  # the latter where far too much is offered
+    return float(((ends_s > filled) & (ends_s <= until_s)).sum() / (until_s - filled))
