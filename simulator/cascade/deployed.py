@@ -29,7 +29,7 @@ class Deployed:
 
     thresholds: tuple[float, ...]
     mixes: tuple[Mix, ...]
-    """Of every tier; empty where no request goes."""
+    """The replicas of each tier; empty where no request goes."""
     quality: float
     """Expected, on the sample it was made for."""
     shares: tuple[float, ...]
@@ -52,10 +52,6 @@ class TierServed:
 
     requests: NDArray[np.intp]
     """Which of all they are, in the order of arrival."""
-    asked_s: NDArray[np.float64]
-    """When each came to the tier."""
-    finished_s: NDArray[np.float64]
-    """When its answer was complete, or given up."""
     latencies_s: NDArray[np.float64]
     """Until it was accepted or went on to the next tier: its judgement is included."""
 
@@ -114,7 +110,7 @@ def serve(
         scores[here] = sample.scores[rows, number]
         given_up = generated[rows, number] < sample.output_tokens[rows, number]
         executor.answered(number, here, finished_s, scores[here], given_up)
-        served.append(TierServed(here, asked_s, finished_s, executor.ready_s[here] - asked_s))
+        served.append(TierServed(here, executor.ready_s[here] - asked_s))
     return Served(executor.ready_s - arrivals.times_s, scores, tuple(served))
 
 

@@ -1,8 +1,8 @@
 """What a deployed cascade serves at most, while none of its queues empties.
 
-Each tier is simulated by itself, beside more requests than it keeps up with. In a run of the whole, a tier between
-overloaded ones gets its requests late and in the order in which short answers end, and a run in which the last of three
-tiers is busy for long enough takes several times as many requests.
+Each tier is simulated by itself, with more requests than it keeps up with. In a run of the whole, the last of three
+overloaded tiers gets its first requests late: 120 s of arrivals show 40 % less than what a cascade of DeepSeek-R1 keeps
+up with.
 """
 
 from collections.abc import Sequence

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from simulator.cascade import curves, replica, steady
+from simulator.cascade import curves, replica, saturated, steady
 
 
 @contextmanager
@@ -17,4 +17,6 @@ def short_runs() -> Iterator[pytest.MonkeyPatch]:
             patch.setattr(replica, name, value)
         for name, value in (("_MIN_COUNTED", 40), ("_MIN_OF_A_TIER", 10), ("_MAX_COUNTED", 80), ("_MAX_UNCOUNTED", 40)):
             patch.setattr(steady, name, value)
+        for name, value in (("_MIN_REQUESTS", 40), ("_MAX_REQUESTS", 60)):
+            patch.setattr(saturated, name, value)
         yield patch
