@@ -23,7 +23,8 @@ NOT_OVERLOADED = (
 SERVE_LIKE = (
     "CascadeServe-like is our reading (see the page), tuned for the load as the paper tunes it. So it finds much the "
     "same replicas of the larger models: all that it is blind to are the lengths of the requests that are escalated, "
-    "which in these chats differ little from the mean, mixes of unlike replicas, and the latency of its thresholds"
+    "which in these chats differ little from the mean, mixes of unlike replicas, and the latency of its thresholds. The "
+    "greatest ratio within the limit is of the hard trace at 90, where neither serves much"
 )
 TABLE_1 = (
     "the paper does not name the hardware of table 1; on H100s the model gives about 40 times its figures for every "
@@ -33,18 +34,27 @@ TABLE_1_TIGHT = (
     "two H100s hold the weights and 22K tokens of KV, a batch of 13 requests (a pipeline: two batches of 6); the "
     "paper's hardware seems not to be limited so"
 )
-MEAN_FOR_P95 = "ours: the mean from end to end is minimised, and its p95 is not looked at"
+MEAN_FOR_P95 = (
+    "ours: the mean from end to end is minimised, so the tiers before the slowest get GPUs, too; nothing looks at the "
+    "p95"
+)
 STAND_ALONE_THROUGHPUT = (
-    "5 times a single request's time is tight for DeepSeek-R1: by itself it keeps it up to a third of the rate that it "
+    "5 times a single request's time is tight for DeepSeek-R1: by itself it keeps it up to a fifth of the rate that it "
     "serves saturated. The harder the target, the more requests need it, and the less a cascade serves beyond it"
 )
 ABLATIONS = {
     UNIFORM_PARALLELISM: (
-        "at these rates tensor parallelism over NVLink is what the tables choose for latency anyway, and the program "
-        "still divides the GPUs, parts of servers included, around it; near saturation they choose single GPUs for the "
-        "small model and pipelines for the others, which whole servers are not"
+        "near saturation the tables choose single GPUs for the small model and pipelines for the others, which spend "
+        "less on communication than the tensor parallelism of whole servers"
     ),
     UNIFORM_ALLOCATION: "the loss is where a tier gets fewer GPUs than its load asks for",
+}
+ABLATED_LATENCY = {
+    UNIFORM_PARALLELISM: (
+        "the slowest tier, which is all that the planner minimises, is faster in Cascadia's plans or as fast; tiers "
+        "before it get fewer GPUs there, and from end to end a request waits for all"
+    ),
+    UNIFORM_ALLOCATION: ABLATIONS[UNIFORM_ALLOCATION],
 }
 SARATHI = (
     "prompts of chats are short, so the chunk size matters little; the stand-alone model's engines mix chunks of "
@@ -53,8 +63,9 @@ SARATHI = (
 SHARES = "the judged models are others (see the page): ours have fewer answers that only the largest tier gets right"
 GPUS = "GPUs follow the shares and the cost of a request on each tier"
 BALANCE = (
-    "the program balances p95s as the tables give them for whole replicas; a tier that needs one replica at least has "
-    "what that has to spare"
+    "tiers 2 and 3 are close to each other. Where they are loaded, tier 1 answers sooner on its two GPUs, and what it "
+    "could spare makes no replica of theirs; where they are not, more GPUs would make them no faster: a long answer "
+    "takes as long alone"
 )
 DRIFT = (
     "each system at rates that it sustains on every trace, so it is much what it serves within the limit by itself; "
