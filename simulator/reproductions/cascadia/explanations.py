@@ -23,8 +23,8 @@ NOT_OVERLOADED = (
 SERVE_LIKE = (
     "CascadeServe-like is our reading (see the page), tuned for the load as the paper tunes it. So it finds much the "
     "same replicas of the larger models: all that it is blind to are the lengths of the requests that are escalated, "
-    "which in these chats differ little from the mean, mixes of unlike replicas, and the latency of its thresholds. The "
-    "greatest ratio within the limit is of the hard trace at 90, where neither serves much"
+    "which in these chats differ little from the mean, mixes of unlike replicas, and the latency of its thresholds. "
+    "The greatest ratio within the limit is of the hard trace at 90, where neither serves much"
 )
 TABLE_1 = (
     "the paper does not name the hardware of table 1; on H100s the model gives about 40 times its figures for every "
