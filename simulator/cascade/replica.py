@@ -93,6 +93,22 @@ def drawn_arrivals_s(rng: np.random.Generator, rate_per_s: float, count: int) ->
     return scaled
 
 
+def drawn_trace(
+    rng: np.random.Generator,
+    input_tokens: NDArray[np.int64],
+    output_tokens: NDArray[np.int64],
+    rate_per_s: float,
+    count: int,
+) -> list[TraceRequest]:
+    """`count` requests of these lengths, each as often as the others, that arrive at random at exactly this rate."""
+    rows = drawn_rows(rng, len(input_tokens), count)
+    arrivals_s = drawn_arrivals_s(rng, rate_per_s, count)
+    return [
+        TraceRequest(arrival_s, int(input_tokens[row]), int(output_tokens[row]))
+        for arrival_s, row in zip(arrivals_s.tolist(), rows.tolist(), strict=True)
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedLatency:
     """Arrival to last token of a replica's requests at one rate, in its steady state."""
@@ -126,13 +142,7 @@ def loaded_latency(
     warm_up = min(lasting + int(_RELAXATIONS * relaxation_requests(utilisation)), _MAX_WARM_UP)
     counted = max(_MIN_COUNTED, 2 * warm_up)
     count = warm_up + counted + lasting
-    rng = np.random.default_rng(seed)
-    rows = drawn_rows(rng, len(input_tokens), count)
-    arrivals_s = drawn_arrivals_s(rng, rate_per_s, count)
-    trace = [
-        TraceRequest(arrival_s, int(input_tokens[row]), int(output_tokens[row]))
-        for arrival_s, row in zip(arrivals_s.tolist(), rows.tolist(), strict=True)
-    ]
+    trace = drawn_trace(np.random.default_rng(seed), input_tokens, output_tokens, rate_per_s, count)
     latencies_ms = [outcome.e2e_ms for outcome in _simulated(replica, trace, seed)[warm_up : warm_up + counted]]
     return LoadedLatency(float(np.quantile(latencies_ms, 0.95)) / 1000, float(np.mean(latencies_ms)) / 1000)
 

@@ -14,9 +14,8 @@ from controlplane.planning.cascade.parallelism import Mix
 from controlplane.planning.cascade.routing import route
 from controlplane.planning.cascade.sample import CascadeSample
 from simulator.cascade.deployed import Deployed, serve_tier
-from simulator.cascade.replica import drawn_arrivals_s, drawn_rows, full_batch
+from simulator.cascade.replica import drawn_trace, full_batch
 from simulator.cascade.tier import Tier
-from simulator.traces.request import TraceRequest
 
 _OVERLOAD = 1.5
 """Arrivals over the rate that a deployment is made for."""
@@ -56,14 +55,8 @@ def _kept_up_per_s(
     replicas = {replica.shape: replica for replica in tier.replicas()}
     batch = sum(count * full_batch(replicas[shape], input_tokens, output_tokens) for shape, count in mix)
     count = int(np.clip(_BATCHES * batch, _MIN_REQUESTS, _MAX_REQUESTS))
-    rng = np.random.default_rng(seed)
-    rows = drawn_rows(rng, len(input_tokens), count)
-    arrivals_s = drawn_arrivals_s(rng, offered_per_s, count)
-    trace = [
-        TraceRequest(at_s, int(input_tokens[row]), int(output_tokens[row]))
-        for at_s, row in zip(arrivals_s.tolist(), rows.tolist(), strict=True)
-    ]
+    trace = drawn_trace(np.random.default_rng(seed), input_tokens, output_tokens, offered_per_s, count)
     ends_s = np.sort(serve_tier(tier, mix, trace, seed=seed))
     filled = ends_s[min(int(_FILLED * batch), count // 4)]
-    until_s = max(float(arrivals_s[-1]), float(ends_s[count // 2]))  # the latter where far too much is offered
+    until_s = max(trace[-1].arrival_s, float(ends_s[count // 2]))  # the latter where far too much is offered
     return float(((ends_s > filled) & (ends_s <= until_s)).sum() / (until_s - filled))
