@@ -49,7 +49,7 @@ class Case:
 
     @property
     def runs(self) -> Mapping[str, Run]:
-        """Of the systems that know of a way."""
+        """What the systems take that know of a way."""
         return {name: result.run for name, result in self.systems.items() if result.run is not None}
 
     def scale(self, system: str) -> Estimate:
@@ -96,8 +96,8 @@ def at_own_rate(workload: Workload, quality: float, name: str) -> SystemResult:
     return SystemResult(run=Run.of(deployed, served))
 
 
-def is_searched(workload: Workload, quality: float, name: str) -> bool:
-    """Whether `highest_rates` are found for the system: those of figures 6 and 9."""
+def wants_highest_rates(workload: Workload, quality: float, name: str) -> bool:
+    """Whether figures 6 and 9 show the system's `highest_rates`."""
     return workload.name in TRACES and quality in workload.size.throughput_targets and name in (*COMPARED, *ABLATIONS)
 
 

@@ -67,7 +67,7 @@ class _Stream:
 
     arrivals: DrawnRequests
     segments: NDArray[np.intp]
-    """Of each request: the number of its trace."""
+    """Each request's trace, by its number."""
     seconds: float
 
 

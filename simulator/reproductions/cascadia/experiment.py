@@ -17,9 +17,9 @@ from simulator.reproductions.cascadia.cases import (
     at_own_rate,
     case_of,
     highest_rates,
-    is_searched,
     latency_quality_front,
     tuned,
+    wants_highest_rates,
 )
 from simulator.reproductions.cascadia.drift import KEPT, Drifted, minute_s, run_drift
 from simulator.reproductions.cascadia.setup import FULL, QUICK, Size
@@ -40,9 +40,9 @@ class Measured:
 
     size: Size
     traces: Mapping[str, Workload]
-    """Of three tiers."""
+    """Those on three tiers."""
     others: Mapping[str, Workload]
-    """Of two tiers."""
+    """Those on two tiers."""
     cases: tuple[Case, ...]
     other_cases: tuple[Case, ...]
     fronts: Mapping[str, tuple[Point, ...]]
@@ -158,7 +158,9 @@ def _results(
 ) -> Mapping[tuple[str, float, str], SystemResult]:
     named = {key: f"{key[0]}, target {key[1]:g}, {key[2]}" for key in measured}
     own = {named[key]: partial(at_own_rate, *of) for key, of in measured.items()}
-    highest = {f"{named[key]}: rates": partial(highest_rates, *of) for key, of in measured.items() if is_searched(*of)}
+    highest = {
+        f"{named[key]}: rates": partial(highest_rates, *of) for key, of in measured.items() if wants_highest_rates(*of)
+    }
     done = run.run_jobs(own | highest)
     results = {key: done[name] for key, name in named.items()}
     for key, name in named.items():

@@ -67,7 +67,4 @@ BALANCE = (
     "could spare makes no replica of theirs; where they are not, more GPUs would make them no faster: a long answer "
     "takes as long alone"
 )
-DRIFT = (
-    "each system at rates that it sustains on every trace, so it is much what it serves within the limit by itself; "
-    "CascadeServe-like plans anew at the same moments as Cascadia"
-)
+DRIFT = "each system at rates that it sustains on every trace, so it is much what it serves within the limit by itself"

@@ -22,7 +22,7 @@ class PublishedPlan:
 
     thresholds: tuple[float, float]
     shares: tuple[float, float, float]
-    """Of the requests, that reach each tier."""
+    """The parts of the requests that reach each tier."""
     gpus: tuple[int, int, int]
     strategies: tuple[str, str, str]
 

@@ -9,7 +9,7 @@ from simulator.cascade.deployed import Deployed, Served, poisson_arrivals, serve
 from simulator.reproductions.cascadia.planning_problem import PlanningProblem
 
 _POINTS = 61
-"""Of the attainment that a plot shows."""
+"""So many points of the attainment are kept for its plot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Run:
     quality: tuple[float, ...]
     """Measured: mean score of the accepted answers."""
     tier_p95_s: tuple[tuple[float, ...], ...]
-    """Of each seed's run each tier's; 0 where no request went."""
+    """Each tier's in the run of each seed; 0 where no request went."""
     quantiles_s: tuple[float, ...]
     """Latencies of all seeds' requests: the least, every 60th part, the longest."""
 

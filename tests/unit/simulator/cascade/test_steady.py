@@ -49,10 +49,7 @@ def test_a_deployment_serves_what_its_slowest_tier_sustains() -> None:
     escalated = SAMPLE.scores[:, 0] < 50
     lengths = (
         (SAMPLE.input_tokens, SAMPLE.output_tokens[:, 0]),
-        (
-            SAMPLE.input_tokens[escalated],
-            SAMPLE.output_tokens[escalated, 1],
-        ),
+        (SAMPLE.input_tokens[escalated], SAMPLE.output_tokens[escalated, 1]),
     )
     each = [
         saturation_per_s(tier.replicas()[0], *of) / share
@@ -63,6 +60,16 @@ def test_a_deployment_serves_what_its_slowest_tier_sustains() -> None:
         assert saturated_per_s(offered, TIERS, deployed) == pytest.approx(min(each), rel=0.05)
     only_so_much = replace(SAMPLE, rate_per_s=0.3 * min(each))
     assert saturated_per_s(only_so_much, TIERS, deployed) == pytest.approx(1.5 * 0.3 * min(each), rel=0.05)
+
+
+@pytest.mark.slow
+def test_unlike_replicas_serve_together_what_they_sustain_one_by_one() -> None:
+    one_tier = replace(SAMPLE, output_tokens=SAMPLE.output_tokens[:, ::-1])
+    slow, fast = TIERS[1].replicas()[:2]
+    both = sum(saturation_per_s(each, SAMPLE.input_tokens, SAMPLE.output_tokens[:, 1]) for each in (slow, fast))
+    deployed = Deployed((0.0,), (((slow.shape, 1), (fast.shape, 1)), ()), 50.0, (1.0, 0.0))
+    found = saturated_per_s(replace(one_tier, rate_per_s=both), TIERS[::-1], deployed)
+    assert found == pytest.approx(both, rel=0.05), "a slow one that empties its queue when all have come does not count"
 
 
 @pytest.mark.slow
