@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("--policy", default="least_loaded")
     parser.add_argument("--requests", type=int)
     parser.add_argument("--rate", type=float, help="requests per second")
+    parser.add_argument("--concurrency", type=int, help="requests under way at any time, whenever they arrive")
     parser.add_argument("--time-scale", type=float, default=1.0, help="of simulated engines; 4: four times as slow")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learn-lengths", action="store_true", help="as of `penstock up`")
@@ -134,6 +135,8 @@ def main() -> None:
 async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """All rounds of all modes on one mesh."""
     setup = slowed(SETUPS[arguments.engine], arguments.time_scale)
+    if arguments.concurrency:
+        setup = replace(setup, concurrency=arguments.concurrency)
     parameters = {**PARAMETERS, "interval_s": PARAMETERS["interval_s"] * arguments.time_scale}
     modes = arguments.modes.split(",")
     runs: list[dict[str, Any]] = []
@@ -173,6 +176,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "rescheduler_parameters": parameters,
         "requests": arguments.requests or setup.requests,
         "rate_per_s": arguments.rate or setup.rate_per_s,
+        "concurrency": setup.concurrency,
         "seed": arguments.seed,
         "learn_lengths": arguments.learn_lengths,
         "profile": arguments.profile,

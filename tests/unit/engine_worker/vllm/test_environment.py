@@ -16,7 +16,7 @@ def test_a_gpu_gets_nothing_that_is_meant_for_the_cpu() -> None:
 def test_a_cpu_runs_the_model_in_the_core_process() -> None:
     variables = engine_environment(SETTINGS, "cpu")
     assert variables["OMP_NUM_THREADS"] == "3"
-    assert variables[NICENESS_VARIABLE] == "5"
+    assert variables[NICENESS_VARIABLE] == "19"
     assert variables["TORCHDYNAMO_DISABLE"] == "1"
     assert "TORCHDYNAMO_DISABLE" not in engine_environment(replace(SETTINGS, enforce_eager=False), "cpu")
     assert variables["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
