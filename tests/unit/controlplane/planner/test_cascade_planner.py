@@ -8,6 +8,7 @@ import grpc
 import msgspec
 import pytest
 
+import simulator.cascade.make_plan
 from controlplane.model.cascade_goal import PLANS_PREFIX
 from controlplane.planner.cascade.wire import goal_from, message_from
 from controlplane.planner.role import PlannerRole
@@ -25,6 +26,7 @@ from penstock.v1 import planner_pb2, planner_pb2_grpc
 from tests.unit.controlplane.local_mesh import local_mesh
 from tests.unit.controlplane.planner.cascade_windows import GOAL, MODELS, RECORD, lines, plan_with, window
 from tests.unit.controlplane.planner.manager_at_work import NOW_UNIX_S, desk_with
+from tests.unit.simulator.cascade.short_runs import make_short_plan
 
 pytestmark = pytest.mark.live
 
@@ -227,8 +229,9 @@ def test_goals_keep_what_they_minimise_and_those_of_older_clients_the_slowest_ti
 
 
 @pytest.mark.slow
-async def test_a_real_plan_is_made_in_another_process_and_served() -> None:
-    """The only test that simulates: small models, few GPUs."""
+async def test_a_real_plan_is_made_in_another_process_and_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only test that simulates: small models, few GPUs, short runs."""
+    monkeypatch.setattr(simulator.cascade.make_plan, "make_plan", make_short_plan)
     async with local_mesh() as mesh:
         await mesh.store.put(RECORD.key, msgspec.json.encode(RECORD))
         planner = await mesh.start(PlannerRole(PlannerSettings()), "planner-0")
@@ -247,11 +250,10 @@ async def test_a_real_plan_is_made_in_another_process_and_served() -> None:
             )
             await stub.SetGoal(planner_pb2.SetGoalRequest(goal=goal))
             report = planner_pb2.ReportWorkloadRequest(cascade="both", lines=lines(window()))
-            async with asyncio.timeout(300):
-                while "planning" not in (await stub.ReportWorkload(report)).verdict:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-                while not (plan := await stub.GetPlan(planner_pb2.GetPlanRequest())).revision:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
+            while "planning" not in (await stub.ReportWorkload(report)).verdict:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            while not (plan := await stub.GetPlan(planner_pb2.GetPlanRequest())).revision:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
             made = decode_plan(plan.plan_json.encode())
             assert made.quality >= 60.0
             assert made.minimise == "end_to_end"

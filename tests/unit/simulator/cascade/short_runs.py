@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from simulator.cascade import curves, replica, saturated, steady
+from simulator.cascade.make_plan import MadePlan, make_plan
 
 
 @contextmanager
@@ -20,3 +22,9 @@ def short_runs() -> Iterator[pytest.MonkeyPatch]:
         for name, value in (("_MIN_REQUESTS", 40), ("_MAX_REQUESTS", 60)):
             patch.setattr(saturated, name, value)
         yield patch
+
+
+def make_short_plan(*args: Any) -> MadePlan:
+    """`make_plan` with short runs, in a process that imports this."""
+    with short_runs():
+        return make_plan(*args)
