@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -18,11 +17,10 @@ from services.frontend.errors import ADOPTED, STOPPED, ApiError
 from services.frontend.http.event_stream import EventStream
 from services.frontend.http.exchange import Exchange, without_effect_header
 from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER
-from services.frontend.http.resume_exchange import ResumeExchange
+from services.frontend.http.resume_exchange import ResumeExchange, resume
 from services.frontend.http.routes_generate import accept_body
 from services.frontend.http.server import TRANSPORT
 from services.frontend.http.translated_exchange import TranslatedExchange
-from services.frontend.requests.adoption import Adoption
 from services.frontend.requests.api_keys import ApiKey
 from services.frontend.requests.response_store import StoredResponse
 from services.frontend.requests.running_response import BackgroundWork, Ended, ResponseStatus, RunningResponse
@@ -163,15 +161,15 @@ async def go_on(service: CascadeService, running: RunningResponse) -> Ended | No
     """Make a response that another frontend had begun: with what its workers still have of it, or anew."""
     frontend, work = service.frontend, running.work
     facts = msgspec.json.decode(work.queued.response)
-    adoption = await _adopted(frontend, work)
+    adopted = await _adopted(frontend, work)
     try:
-        if adoption is None:
+        if adopted is None:
             running.leave_events()  # it may say something else this time
             exchange = await _begun_anew(service, work)
             running.work = replace(running.work, request_id=exchange.request_id)
             running.holder = None  # who has it under the former id; it is entrusted anew
         else:
-            exchange = adoption.exchange
+            exchange = adopted
         made = BackgroundExchange(exchange, facts, work.response_id)
         running.status = ResponseStatus.IN_PROGRESS
         made.promise(running)
@@ -180,31 +178,21 @@ async def go_on(service: CascadeService, running: RunningResponse) -> Ended | No
         error_facts = {"code": "server_error", "message": error.message}
         return Ended(encode({**facts, "status": ResponseStatus.FAILED, "error": error_facts}))
     finally:
-        if adoption is not None:
-            adoption.close()
+        if adopted is not None:
+            adopted.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Adopted:
-    exchange: ResumeExchange
-    close: Callable[[], None]
-    """Give back what is not looked after, if anything; it may be called again."""
-
-
-async def _adopted(frontend: FrontendService, work: BackgroundWork) -> _Adopted | None:
+async def _adopted(frontend: FrontendService, work: BackgroundWork) -> ResumeExchange | None:
     """What the workers have of it, from its first token on; None: not all of it, if anything."""
     if not msgspec.json.decode(work.chat).get("stream"):
         return None  # only streams are kept
     key = frontend.key_named(work.queued.owner)
-    adoption = Adoption(frontend, work.request_id, lambda index, choices: 0)
     try:
-        ticket = await adoption.gather("" if key is None else key.name)
-        exchange = ResumeExchange(frontend, adoption, ticket, None, key, frontend.clock())
+        exchange = await resume(frontend, work.request_id, None, key, frontend.clock())
     except ApiError:
-        adoption.close()
         return None
     exchange.wants_ids = exchange.may_return = False
-    return _Adopted(exchange, adoption.close)
+    return exchange
 
 
 async def _begun_anew(service: CascadeService, work: BackgroundWork) -> Exchange:

@@ -143,9 +143,10 @@ def resume_docs() -> dict[str, Any]:
     """Keyword arguments of the route that goes on with a stream."""
     refusals = {status: {"description": _REFUSALS[status], "content": _json("Error")} for status in (400, 401, 429)}
     gone = {"description": "No such stream, or it ended too long ago", "content": _json("Error")}
+    unserved = {"description": "This frontend cannot serve the model, or not yet", "content": _json("Error")}
     events = {"description": "The rest of the stream", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
     return {
-        "responses": {200: events, 404: gone, **refusals},
+        "responses": {200: events, 404: gone, 503: unserved, **refusals},
         "response_model": None,
         "openapi_extra": {
             "parameters": [

@@ -7,16 +7,37 @@ from starlette.types import Receive, Scope, Send
 from controlplane.model.adapter import Adapter
 from services.frontend.answers.event_ids import Covered
 from services.frontend.answers.sender import AnswerSender
-from services.frontend.errors import bad_request, stream_not_found
+from services.frontend.errors import bad_request
 from services.frontend.http.exchange import ModelExchange
 from services.frontend.requests.adoption import Adoption, SeenTokens
 from services.frontend.requests.api_keys import ApiKey
 from services.frontend.requests.generation import generating
+from services.frontend.requests.models import ServedModel
 from services.frontend.requests.plan import GenerationPlan, Prompt
 from services.frontend.requests.resume_ticket import ResumeTicket
 from services.frontend.requests.service import FrontendService
 
 EVENTS_PATH: Final = "/v1/requests/{request_id}/events"
+
+
+async def resume(
+    service: FrontendService, request_id: str, last_event_id: str | None, key: ApiKey | None, arrived_s: float
+) -> "ResumeExchange":
+    """Adopt a stream from whoever has it. Raises ApiError: 404 if nobody has all of it, 400 for an event id that is
+    none of this stream, 503 if its model cannot be served here."""
+    adoption = Adoption(service, request_id, _seen_tokens(last_event_id))
+    ticket = await adoption.gather("" if key is None else key.name)
+    try:
+        asked = adoption.choices[0].message.request
+        # A frontend that has just started may still be loading the tokenizer, or starting the parser process.
+        model = await service.catalogue.asked_for(asked.model)
+        if asked.HasField("adapter"):  # which may have been unloaded since
+            adapter = asked.adapter
+            model = model.adapted(Adapter(adapter.name, adapter.digest, adapter.path, adapter.is_3d_lora_weight))
+        return ResumeExchange(service, adoption, ticket, model, last_event_id, key, arrived_s)
+    except BaseException:
+        adoption.close()
+        raise
 
 
 class ResumeExchange(ModelExchange):
@@ -27,19 +48,13 @@ class ResumeExchange(ModelExchange):
         service: FrontendService,
         adoption: Adoption,
         ticket: ResumeTicket,
+        model: ServedModel,
         last_event_id: str | None,
         key: ApiKey | None,
         arrived_s: float,
     ) -> None:
-        """`adoption` has all choices, and of each as much as its client has seen. Raises ApiError: 400 for an event id
-        that is none of this stream, 404 if its model is not known here."""
-        asked = adoption.choices[0].message.request
-        model = service.catalogue.get(asked.model)
-        if model is None:
-            raise stream_not_found(adoption.request_id)
-        if asked.HasField("adapter"):  # which may have been unloaded since
-            adapter = asked.adapter
-            model = model.adapted(Adapter(adapter.name, adapter.digest, adapter.path, adapter.is_3d_lora_weight))
+        """`adoption` has all choices, and of each as much as its client has seen. Raises ApiError (400) for an event id
+        that is none of this stream."""
         self._covered = _covered(last_event_id, adoption)
         super().__init__(service, ticket.request, adoption.request_id, model, key, arrived_s)
         self._created_unix_s = ticket.created_unix_s
@@ -57,7 +72,11 @@ class ResumeExchange(ModelExchange):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._adoption.close()
+            self.close()
+
+    def close(self) -> None:
+        """Give back to the workers what nobody looks after."""
+        self._adoption.close()
 
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
         started_s = self._adoption.choices[0].relay.started_s
@@ -90,7 +109,7 @@ class ResumeExchange(ModelExchange):
         return EVENTS_PATH
 
 
-def seen_tokens(last_event_id: str | None) -> SeenTokens:
+def _seen_tokens(last_event_id: str | None) -> SeenTokens:
     """What an event id says that its client has. One that is of no stream with so many choices says nothing here:
     `ResumeExchange` refuses it."""
 

@@ -20,8 +20,7 @@ from services.frontend.http.load_header import FORMAT_HEADER
 from services.frontend.http.openapi import generation_docs, resume_docs
 from services.frontend.http.raw_route import RawRoute
 from services.frontend.http.request_ids import REQUEST_ID_HEADER, id_headers, new_request_id
-from services.frontend.http.resume_exchange import EVENTS_PATH, ResumeExchange, seen_tokens
-from services.frontend.requests.adoption import Adoption
+from services.frontend.http.resume_exchange import EVENTS_PATH, resume
 from services.frontend.requests.api_keys import ApiKey
 from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
 from services.frontend.requests.service import allowed_priority, check_model
@@ -57,13 +56,7 @@ def generation_routes(service: CascadeService) -> APIRouter:
         arrived_s = frontend.clock()
         key = await frontend.authenticate(request.headers.get("authorization"))
         last_event_id = request.headers.get("last-event-id")
-        adoption = Adoption(frontend, request.path_params["request_id"], seen_tokens(last_event_id))
-        ticket = await adoption.gather("" if key is None else key.name)
-        try:
-            return ResumeExchange(frontend, adoption, ticket, last_event_id, key, arrived_s)
-        except ApiError:
-            adoption.close()
-            raise
+        return await resume(frontend, request.path_params["request_id"], last_event_id, key, arrived_s)
 
     return router
 
