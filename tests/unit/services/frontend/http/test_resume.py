@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ from services.cli.usage import each_request_once, read_records
 from services.frontend.parser_process.launcher import Launcher
 from services.frontend.requests.adoption import Adoption
 from services.frontend.requests.api_keys import new_key_line
+from services.frontend.requests.models import ModelCatalogue
 from services.frontend.requests.resume_ticket import ResumeTicket
 from services.frontend.requests.service import FrontendService
-from services.frontend.text.model_text import ModelText
 from tests.resuming_client import ResumingClient
 from tests.unit.engine_worker.worker.test_simulated_worker import MODEL, ROOT, worker_process
 from tests.unit.services.frontend.mesh_of_fakes import frontend_between
@@ -252,20 +251,20 @@ async def test_who_resumes_takes_the_stream_from_a_connection_that_is_still_open
 
 async def test_a_frontend_that_still_loads_the_model_goes_on_once_it_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has only just started, as one may have to which the clients of a lost frontend come."""
-    is_adopted, loads = threading.Event(), itertools.count()
-    load, gather = ModelText.from_files, Adoption.gather
+    is_adopted, loads = asyncio.Event(), itertools.count()
+    load, gather = ModelCatalogue._load, Adoption.gather
 
-    def load_late(*arguments: Any) -> ModelText:
-        if next(loads) == 1:
-            assert is_adopted.wait(20), "nobody has come to the second frontend"
-        return load(*arguments)
+    async def load_late(self: ModelCatalogue, name: str, member: Member) -> None:
+        if next(loads) == 1:  # the second frontend's
+            await is_adopted.wait()
+        await load(self, name, member)
 
     async def gather_and_say(self: Adoption, key_name: str) -> ResumeTicket:
         ticket = await gather(self, key_name)
         is_adopted.set()
         return ticket
 
-    monkeypatch.setattr(ModelText, "from_files", load_late)
+    monkeypatch.setattr(ModelCatalogue, "_load", load_late)
     monkeypatch.setattr(Adoption, "gather", gather_and_say)
     async with pair() as mesh:
         expected = await truth(mesh.first, COMPLETION, "/v1/completions")
