@@ -250,7 +250,7 @@ async def test_who_resumes_takes_the_stream_from_a_connection_that_is_still_open
 
 
 async def test_a_frontend_that_still_loads_the_model_goes_on_once_it_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has only just started, as one may have to which the clients of a lost frontend come."""
+    """Clients of a lost frontend may come to one that has only just started."""
     is_adopted, loads = asyncio.Event(), itertools.count()
     load, gather = ModelCatalogue._load, Adoption.gather
 
