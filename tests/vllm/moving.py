@@ -1,14 +1,11 @@
-"""Two vLLM engines of one module, and a request on its way between them. The coordinator's part is played by
-`Migration`, without its protocol."""
+"""Two vLLM engines and a request on its way between them. The coordinator's part is played by `Migration`, without its
+protocol."""
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-
-import pytest_asyncio
 
 from controlplane.model.request import EngineRequest, SamplingParams
 from engine_worker.engines.attached.engine import AttachedEngine
@@ -51,18 +48,6 @@ SETTINGS = VllmSettings(
     max_num_batched_tokens=256,
     others=("structured_outputs_config.backend=xgrammar", "structured_outputs_config.disable_any_whitespace=true"),
 )
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def sides() -> AsyncIterator[tuple[Side, Side]]:
-    engines = VllmEngine(SETTINGS), VllmEngine(SETTINGS)
-    limits = [await engine.start() for engine in engines]  # not at once: vLLM renews metrics of the whole process
-    source, target = (
-        Side(engine, EngineDriver(engine, limit, 60.0)) for engine, limit in zip(engines, limits, strict=True)
-    )
-    yield source, target
-    await source.driver.close()
-    await target.driver.close()
 
 
 @dataclass

@@ -23,12 +23,9 @@ from tests.vllm.moving import (
     begin,
     expected,
     prompt,
-    sides,
 )
 
-__all__ = ["sides"]
-
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest.mark.parametrize("tokens", [100, 1000, 3000])

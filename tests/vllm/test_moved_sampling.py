@@ -8,11 +8,9 @@ import pytest
 from controlplane.model.request import FinishReason, SamplingParams
 from penstock.testing.engine import GREEDY, Answer
 from tests.in_time import still
-from tests.vllm.moving import LONG, Migration, Side, all_free, begin, expected, sides
+from tests.vllm.moving import LONG, Migration, Side, all_free, begin, expected
 
-__all__ = ["sides"]
-
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 
 async def moved(

@@ -9,11 +9,9 @@ from controlplane.model.prefix_hash import block_hashes, root_hash
 from controlplane.model.request import EngineRequest, FinishReason
 from penstock.testing.engine import GREEDY
 from tests.in_time import still
-from tests.vllm.moving import BLOCK_TOKENS, LONG, Migration, Side, begin, expected, prompt, sides
+from tests.vllm.moving import BLOCK_TOKENS, LONG, Migration, Side, begin, expected, prompt
 
-__all__ = ["sides"]
-
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 SALT = "pepper"
 

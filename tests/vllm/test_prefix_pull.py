@@ -15,11 +15,9 @@ from engine_worker.kv.cores import at_core
 from mesh.errors import KvTransferRefused, PenstockError, RequestRefused
 from penstock.testing.engine import GREEDY, EngineDriver
 from tests.kv.peer import TOKEN
-from tests.vllm.moving import BLOCK_TOKENS, SETTINGS, Side, all_free, prompt, sides
+from tests.vllm.moving import BLOCK_TOKENS, SETTINGS, Side, all_free, prompt
 
-__all__ = ["sides"]
-
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 DEADLINE_S = 30.0
 SHORT = replace(GREEDY, max_tokens=24)

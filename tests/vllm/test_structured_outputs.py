@@ -14,11 +14,9 @@ from engine_worker.engines.vllm.connector.grammar import replay_obstacle
 from mesh.errors import RequestRefused
 from penstock.testing.engine import GREEDY
 from tests.in_time import still
-from tests.vllm.moving import MODEL, Side, begin, expected, prompt, sides
+from tests.vllm.moving import MODEL, Side, begin, expected, prompt
 
-__all__ = ["sides"]
-
-pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 SCHEMA = {
     "type": "object",
