@@ -50,6 +50,13 @@ above what `slow` begins with (see pyproject.toml): a busy machine takes more CP
 CPU_S = "cpu_s"
 """Of a test's call, among its report's properties."""
 
+SHARE_ENGINES: Final = frozenset(
+    f"tests/vllm/test_{name}.py"
+    for name in ("migration", "moved_sampling", "parameters", "prefix_pull", "structured_outputs")
+)
+"""Files whose tests take `sides` of tests/vllm/conftest.py: one process runs them all, or each process starts both
+engines."""
+
 GUARD: Final = CertainGuard()
 
 _left_out = pytest.StashKey[Counter[str]]()
@@ -136,6 +143,21 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
     for item in items:
         kind = next((kind for kind in KINDS if item.get_closest_marker(kind)), "other")
         item.config.stash[_left_out][kind] += 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file goes to one process of pytest-xdist, and so do all of `SHARE_ENGINES`."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByEngines(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "sides" if file in SHARE_ENGINES else file
+
+    return ByEngines(config, log)
 
 
 @pytest.hookimpl(trylast=True)

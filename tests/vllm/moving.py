@@ -25,6 +25,8 @@ DEADLINE_S = 10.0
 LONG = 600
 """Tokens of an answer that is to go on while it is moved: a second's worth. An engine in a process of its own does not
 wait while this one is held up, and a busy machine holds it up for a quarter of a second, which is 150 tokens."""
+SHOWING = 64
+"""Tokens after a move, two blocks of them, that show whether it carried what it should."""
 _ids = count()
 
 
@@ -94,6 +96,11 @@ class Migration:
         self.source.engine.release(self.request.request_id, self.migration_id)
         return answer
 
+    async def said(self, continued: Answer) -> tuple[int, ...]:
+        """The answer's tokens before and after the move, once it shows whether the move went well."""
+        await enough_of(self.target, self.request, continued)
+        return self.answer.token_ids + continued.token_ids
+
     async def _pull(self, block_ids: tuple[int, ...], emitted: tuple[int, ...]) -> None:
         peer, peer_block_ids = at_core(self.source.engine.kv_address, block_ids[self.copied :], TOKEN)
         await self.target.engine.pull(self.migration_id, peer, self.copied, peer_block_ids, emitted, DEADLINE_S)
@@ -129,12 +136,11 @@ async def move_in_mid_decode(source: Side, target: Side, tokens: int, *, max_tok
     await migration.round()
     paused = await migration.pause()
     assert migration.answer.token_ids == paused.emitted_token_ids
-    continued = await migration.hand_off(paused)
-    await target.driver.end_of(continued)
+    said = await migration.said(continued := await migration.hand_off(paused))
     assert not migration.answer.ended.is_set()
     assert continued.cached_tokens == paused.computed_tokens
     assert paused.computed_tokens >= tokens + len(paused.emitted_token_ids) - 2
-    assert migration.answer.token_ids + continued.token_ids == await expected(source, migration.request)
+    assert said == await expected(source, migration.request, len(said))
     await all_free(sides, free)
 
 
@@ -147,5 +153,16 @@ async def all_free(sides: tuple[Side, Side], free: list[int]) -> None:
     assert [await side.free_blocks() for side in sides] == free
 
 
-async def expected(side: Side, request: EngineRequest) -> tuple[int, ...]:
-    return (await side.driver.answer(request.prompt_token_ids, request.sampling)).token_ids
+async def enough_of(side: Side, request: EngineRequest, answer: Answer) -> None:
+    """Wait for `SHOWING` more tokens and take the request back, unless it ends before: each of the others would be two
+    steps, one of them for what is expected."""
+    before = len(answer.token_ids)
+    await side.driver.until(lambda: answer.ended.is_set() or len(answer.token_ids) >= before + SHOWING)
+    side.engine.abort(request.request_id)
+    await side.driver.end_of(answer)
+
+
+async def expected(side: Side, request: EngineRequest, tokens: int | None = None) -> tuple[int, ...]:
+    """What an undisturbed request is answered, at most so many tokens of it."""
+    sampling = replace(request.sampling, max_tokens=tokens or request.sampling.max_tokens)
+    return (await side.driver.answer(request.prompt_token_ids, sampling)).token_ids

@@ -30,6 +30,7 @@ from tests.vllm.moving import (
     Side,
     all_free,
     begin,
+    enough_of,
     expected,
     move_in_mid_decode,
     prompt,
@@ -109,8 +110,9 @@ async def test_a_pause_that_is_taken_back(sides: tuple[Side, Side]) -> None:
     await migration.pause()
     server.engine.resume(migration.request.request_id)
     own.engine.discard(migration.migration_id)
-    await server.driver.end_of(migration.answer)
-    assert migration.answer.token_ids == await expected(own, migration.request)
+    await enough_of(server, migration.request, migration.answer)
+    said = migration.answer.token_ids
+    assert said == await expected(own, migration.request, len(said))
     await all_free(sides, free)
 
 

@@ -37,7 +37,7 @@ async def test_the_core_s_death_surfaces_within_a_second(engine: VllmEngine) -> 
     engine.submit(EngineRequest("running", (5, 6, 7), LONG))
     outputs = engine.outputs()
     await anext(outputs)
-    (core,) = _cores(os.getpid())
+    core = _core(engine)
     core.kill()
     killed_s = time.monotonic()
     with pytest.raises(EngineFailed):
@@ -48,12 +48,11 @@ async def test_the_core_s_death_surfaces_within_a_second(engine: VllmEngine) -> 
     with pytest.raises(EngineFailed):
         engine.submit(EngineRequest("late", (5, 6, 7), LONG))
     await engine.stop()
-    assert _cores(os.getpid()) == []
+    assert not core.is_running()
 
 
 async def test_an_idle_core_s_death_surfaces_too(engine: VllmEngine) -> None:
-    (core,) = _cores(os.getpid())
-    core.kill()
+    _core(engine).kill()
     async with asyncio.timeout(3.0):
         with pytest.raises(EngineFailed):
             await _read(engine.outputs())
@@ -100,11 +99,12 @@ async def test_a_directory_without_a_model_fails_at_once(tmp_path: Path) -> None
 
 async def test_a_model_that_vllm_cannot_load_fails_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 512}))
+    others = _cores()  # of engines that other tests keep
     engine = VllmEngine(VllmSettings(model_path=str(tmp_path)))
     with pytest.raises(EngineFailed, match=str(tmp_path)):
         await engine.start()
     await engine.stop()
-    assert _cores(os.getpid()) == []
+    assert _cores() == others
 
 
 async def _read(outputs: AsyncIterator[StepOutput]) -> None:
@@ -112,10 +112,15 @@ async def _read(outputs: AsyncIterator[StepOutput]) -> None:
         continue
 
 
-def _cores(pid: int) -> list[psutil.Process]:
+def _core(engine: VllmEngine) -> psutil.Process:
+    (core,) = engine._core._processes  # type: ignore[union-attr]
+    return psutil.Process(core.pid)
+
+
+def _cores() -> list[psutil.Process]:
     """Engine cores of this process; a whole test run has other children too. vLLM renames the process if it can."""
     marks = ("multiprocessing.spawn", "EngineCore")
-    return [child for child in psutil.Process(pid).children() if any(mark in str(child.cmdline()) for mark in marks)]
+    return [child for child in psutil.Process().children() if any(mark in str(child.cmdline()) for mark in marks)]
 
 
 async def _fact(worker: asyncio.subprocess.Process, key: str) -> dict[str, list[object]]:

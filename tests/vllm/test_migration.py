@@ -21,6 +21,7 @@ from tests.vllm.moving import (
     Side,
     all_free,
     begin,
+    enough_of,
     expected,
     prompt,
 )
@@ -65,12 +66,11 @@ async def test_moved_under_load_into_a_warm_cache(sides: tuple[Side, Side]) -> N
     await migration.round()
     await source.driver.until(lambda: len(migration.answer.token_ids) >= emitted + 2 * BLOCK_TOKENS)
     await migration.round()
-    continued = await migration.hand_off(await migration.pause())
-    await target.driver.end_of(continued)
+    said = await migration.said(continued := await migration.hand_off(await migration.pause()))
     assert continued.cached_tokens >= 1500
     for answer in load:
         await (source if answer in load[:3] else target).driver.end_of(answer)
-    assert migration.answer.token_ids + continued.token_ids == await expected(source, migration.request)
+    assert said == await expected(source, migration.request, len(said))
     await all_free(sides, free)
 
 
@@ -105,10 +105,9 @@ async def test_there_and_back(sides: tuple[Side, Side]) -> None:
     await target.driver.until(lambda: len(back.progress.block_ids) >= 700 // BLOCK_TOKENS)
     await back.round()
     third = await back.hand_off(await back.pause())
-    await source.driver.end_of(third)
+    said = first.token_ids + await back.said(third)
     assert third.cached_tokens >= 700
-    whole = first.token_ids + second.token_ids + third.token_ids
-    assert whole == await expected(source, migration.request)
+    assert said == await expected(source, migration.request, len(said))
     await all_free(sides, free)
 
 
@@ -125,8 +124,9 @@ async def test_paused_and_resumed(sides: tuple[Side, Side], exported: bool) -> N
     source.engine.resume(migration.request.request_id)
     source.engine.withdraw(migration.request.request_id, migration.migration_id)
     target.engine.discard(migration.migration_id)
-    await source.driver.end_of(migration.answer)
-    assert migration.answer.token_ids == await expected(source, migration.request)
+    await enough_of(source, migration.request, migration.answer)
+    said = migration.answer.token_ids
+    assert said == await expected(source, migration.request, len(said))
     await all_free(sides, free)
 
 
@@ -172,8 +172,9 @@ async def test_a_pull_from_nobody_fails_and_the_request_goes_on(sides: tuple[Sid
         await migration.round()
     target.engine.discard(migration.migration_id)
     await target.driver.end_of(other)
-    await source.driver.end_of(migration.answer)
-    assert migration.answer.token_ids == await expected(target, migration.request)
+    await enough_of(source, migration.request, migration.answer)
+    said = migration.answer.token_ids
+    assert said == await expected(target, migration.request, len(said))
     await all_free(sides, free)
 
 
@@ -189,8 +190,9 @@ async def test_an_abandoned_pull_leaves_nothing_behind(sides: tuple[Side, Side])
     await asyncio.gather(pulling, return_exceptions=True)
     target.engine.discard(migration.migration_id)
     source.engine.withdraw(migration.request.request_id, migration.migration_id)
-    await source.driver.end_of(migration.answer)
-    assert migration.answer.token_ids == await expected(target, migration.request)
+    await enough_of(source, migration.request, migration.answer)
+    said = migration.answer.token_ids
+    assert said == await expected(target, migration.request, len(said))
     await all_free(sides, free)
 
 

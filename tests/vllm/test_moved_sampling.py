@@ -8,7 +8,7 @@ import pytest
 from controlplane.model.request import FinishReason, SamplingParams
 from penstock.testing.engine import GREEDY, Answer
 from tests.in_time import still
-from tests.vllm.moving import LONG, Migration, Side, all_free, begin, expected
+from tests.vllm.moving import LONG, Migration, Side, all_free, begin, enough_of, expected
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
@@ -16,20 +16,21 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 async def moved(
     sides: tuple[Side, Side], sampling: SamplingParams, *, tokens: int = 100, max_tokens: int = LONG, after: int = 15
 ) -> tuple[Migration, Answer]:
-    """A request that went on elsewhere to its end, with that part of its answer."""
+    """A request that went on elsewhere, with that part of its answer."""
     source, target = sides
     migration = await begin(source, target, tokens, max_tokens, after, sampling)
     await migration.offer()
     continued = await migration.hand_off(await migration.pause())
-    await target.driver.end_of(continued)
+    await enough_of(target, migration.request, continued)
     still(bool(continued.token_ids), "it is not at its end when it is moved")
     return migration, continued
 
 
 async def test_logprobs_are_those_of_an_undisturbed_run(sides: tuple[Side, Side]) -> None:
     migration, continued = await moved(sides, replace(GREEDY, logprobs=3))
-    undisturbed = await sides[0].driver.answer(migration.request.prompt_token_ids, migration.request.sampling)
     ours = migration.answer.logprobs + continued.logprobs
+    sampling = replace(migration.request.sampling, max_tokens=len(ours))
+    undisturbed = await sides[0].driver.answer(migration.request.prompt_token_ids, sampling)
     assert migration.answer.token_ids + continued.token_ids == undisturbed.token_ids
     assert len(ours) == len(undisturbed.logprobs) == len(undisturbed.token_ids)
     for here, there in zip(ours, undisturbed.logprobs, strict=True):
@@ -43,7 +44,8 @@ async def test_a_seeded_request_draws_alike_wherever_it_goes_on(sides: tuple[Sid
     source, _ = sides
     migration, continued = await moved(sides, replace(GREEDY, temperature=0.9, seed=7))
     emitted = migration.answer.token_ids
-    recovered = await source.driver.answer(migration.request.prompt_token_ids, migration.request.sampling, emitted)
+    sampling = replace(migration.request.sampling, max_tokens=len(emitted + continued.token_ids))
+    recovered = await source.driver.answer(migration.request.prompt_token_ids, sampling, emitted)
     assert continued.token_ids == recovered.token_ids
 
 
@@ -59,13 +61,15 @@ async def test_a_seeded_request_whose_prompt_is_computed_in_chunks(sides: tuple[
 
 async def test_penalties_go_on_counting_what_was_generated_before(sides: tuple[Side, Side]) -> None:
     migration, continued = await moved(sides, replace(GREEDY, frequency_penalty=0.8))
-    assert migration.answer.token_ids + continued.token_ids == await expected(sides[0], migration.request)
+    said = migration.answer.token_ids + continued.token_ids
+    assert said == await expected(sides[0], migration.request, len(said))
 
 
 async def test_a_prompt_shorter_than_a_block(sides: tuple[Side, Side]) -> None:
     free = [await side.free_blocks() for side in sides]
     migration, continued = await moved(sides, GREEDY, tokens=5, after=3)
-    assert migration.answer.token_ids + continued.token_ids == await expected(sides[0], migration.request)
+    said = migration.answer.token_ids + continued.token_ids
+    assert said == await expected(sides[0], migration.request, len(said))
     assert continued.cached_tokens > 0, "its part of a block came along"
     await all_free(sides, free)
 

@@ -9,7 +9,7 @@ from controlplane.model.prefix_hash import block_hashes, root_hash
 from controlplane.model.request import EngineRequest, FinishReason
 from penstock.testing.engine import GREEDY
 from tests.in_time import still
-from tests.vllm.moving import BLOCK_TOKENS, LONG, Migration, Side, begin, expected, prompt
+from tests.vllm.moving import BLOCK_TOKENS, LONG, Migration, Side, begin, enough_of, expected, prompt
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
@@ -131,7 +131,8 @@ async def test_named_tokens_and_rivals_that_are_wanted_at_once_have_each_their_l
 
 async def test_a_request_that_waits_for_the_logprobs_of_others_is_taken_back_at_once(sides: tuple[Side, Side]) -> None:
     source, _ = sides
-    running = source.driver.submit(prompt(60), replace(GREEDY, max_tokens=LONG, logprobs=1))
+    long = EngineRequest("long", prompt(60), replace(GREEDY, max_tokens=LONG, logprobs=1))
+    running = source.driver.submit_request(long)
     await source.driver.start_of(running)
     named = EngineRequest("waits", prompt(61), replace(GREEDY, max_tokens=1, logprobs=0, logprob_token_ids=(300,)))
     waiting = source.driver.submit_request(named)
@@ -139,7 +140,7 @@ async def test_a_request_that_waits_for_the_logprobs_of_others_is_taken_back_at_
     await source.driver.end_of(waiting)
     still(not running.ended.is_set(), "the other request runs")
     assert (waiting.finish_reason, waiting.token_ids) == (FinishReason.ABORT, ())
-    await source.driver.end_of(running)
+    await enough_of(source, long, running)
     assert (await source.driver.answer(prompt(61), named.sampling)).logprobs[0].top[1].token_id == 300
 
 
@@ -179,6 +180,5 @@ async def test_a_request_that_moves_without_any_goes_on_as_before(sides: tuple[S
     source, target = sides
     migration = await begin(source, target, 100, LONG, after=10)
     await migration.offer()
-    continued = await migration.hand_off(await migration.pause())
-    await target.driver.end_of(continued)
-    assert migration.answer.token_ids + continued.token_ids == await expected(source, migration.request)
+    said = await migration.said(await migration.hand_off(await migration.pause()))
+    assert said == await expected(source, migration.request, len(said))

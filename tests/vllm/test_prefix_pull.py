@@ -219,11 +219,10 @@ async def test_a_pulled_prompt_begins_sooner_than_a_computed_one(sides: tuple[Si
     print(f"\n3000 tokens: computed {computed_ms:.0f} ms, pulled {pulled_ms:.0f} ms, {computed_ms / pulled_ms:.1f} x")
 
 
-async def test_a_source_that_is_killed_costs_the_pull_only() -> None:
-    engines = VllmEngine(SETTINGS), VllmEngine(SETTINGS)
-    # One after the other, or neither knows which process is its own.
-    limits = [await engine.start() for engine in engines]
-    source, target = (Side(each, EngineDriver(each, limit, 120.0)) for each, limit in zip(engines, limits, strict=True))
+async def test_a_source_that_is_killed_costs_the_pull_only(sides: tuple[Side, Side]) -> None:
+    _, target = sides
+    dying = VllmEngine(SETTINGS)
+    source = Side(dying, EngineDriver(dying, await dying.start(), 120.0))
     try:
         shared = prompt(3000)
         expected = await source.driver.answer(shared, SHORT)
@@ -234,7 +233,7 @@ async def test_a_source_that_is_killed_costs_the_pull_only() -> None:
             target.engine.prefixes.fetch("orphaned", name, f"{TOKEN}@{source.engine.kv_address}", held, 5.0)
         )
         await asyncio.sleep(0.01)
-        psutil.Process(source.engine._core._processes[0].pid).kill()  # type: ignore[union-attr]
+        psutil.Process(dying._core._processes[0].pid).kill()  # type: ignore[union-attr]
         outcome = (await asyncio.gather(fetching, return_exceptions=True))[0]
         assert outcome == 93 or isinstance(outcome, PenstockError)
         answer = await target.driver.answer(shared, SHORT)
@@ -243,7 +242,6 @@ async def test_a_source_that_is_killed_costs_the_pull_only() -> None:
             while await target.free_blocks() != free:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     finally:
-        await asyncio.gather(*(each.driver.engine.stop() for each in (source, target)), return_exceptions=True)
-        for side in (source, target):
-            for reader in side.driver._readers:
-                reader.cancel()
+        await asyncio.gather(dying.stop(), return_exceptions=True)
+        for reader in source.driver._readers:
+            reader.cancel()

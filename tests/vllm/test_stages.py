@@ -72,9 +72,10 @@ async def test_requests_flow_through_the_stages_with_exact_output(mesh: Workers)
         f"each moves in time: {[each.moved_to for each in heard]}",
     )
     await use(mesh, None)
-    for one, request, size in zip(heard, requests, sizes, strict=True):
-        again = request_of(f"{request.request_id}/undisturbed", *size)
-        undisturbed = await mesh.generate("c", again)
-        await mesh.until_ended(again.request_id)
-        assert undisturbed.moved_to == []
-        assert one.token_ids == undisturbed.token_ids
+    again = [
+        request_of(f"{request.request_id}/undisturbed", *size) for request, size in zip(requests, sizes, strict=True)
+    ]
+    undisturbed = [await mesh.generate("c", request) for request in again]
+    await mesh.until_ended(*(request.request_id for request in again))
+    assert all(each.moved_to == [] for each in undisturbed)
+    assert [each.token_ids for each in heard] == [each.token_ids for each in undisturbed]

@@ -1,5 +1,6 @@
 """Answers that must fit a schema, a choice or a grammar: from the first token, after a recovery, after a live move."""
 
+import asyncio
 import json
 import re
 from dataclasses import replace
@@ -81,8 +82,9 @@ async def test_recovered_anywhere_an_answer_is_that_of_an_undisturbed_run(sides:
     source, target = sides
     asked = prompt(60)
     whole = await source.driver.answer(asked, FITTING)
-    for cut in range(1, len(whole.token_ids) - 1, 3):
-        rest = await target.driver.answer(asked, FITTING, whole.token_ids[:cut])
+    cuts = range(1, len(whole.token_ids) - 1, 3)
+    rests = await asyncio.gather(*(target.driver.answer(asked, FITTING, whole.token_ids[:cut]) for cut in cuts))
+    for cut, rest in zip(cuts, rests, strict=True):
         assert whole.token_ids[:cut] + rest.token_ids == whole.token_ids, f"cut after {cut}"
         assert rest.finish_reason is whole.finish_reason
 
