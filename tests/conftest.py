@@ -57,6 +57,10 @@ SHARE_ENGINES: Final = frozenset(
 """Files whose tests take `sides` of tests/vllm/conftest.py: one process runs them all, or each process starts both
 engines."""
 
+LONGEST: Final = "tests/vllm/"
+"""Few tests of minutes each. They come first: by xdist's own order, that of the number of tests in a file, one process
+would be at the last of them long after the other one is through."""
+
 GUARD: Final = CertainGuard()
 
 _left_out = pytest.StashKey[Counter[str]]()
@@ -137,6 +141,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.process)
         if item.get_closest_marker("process"):
             item.add_marker(pytest.mark.live)
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

@@ -6,7 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.in_time import eventually, still
 from tests.mesh.reader import Reader
@@ -15,6 +17,7 @@ from tests.mesh.running_mesh import RunningMesh
 pytest.importorskip("ucxx", reason="KV transfers need UCX")
 
 TOKENS = 40
+SIBLINGS = 5
 
 
 @pytest.fixture
@@ -51,8 +54,18 @@ def cached_blocks(mesh: RunningMesh, instance: str) -> int:
     return blocks.get(instance, 0)
 
 
-def computing(mesh: RunningMesh) -> bool:
-    return any(each["load"]["queued_prefill_tokens"] for each in mesh.status()["instances"])
+def prefilling(mesh: RunningMesh) -> int:
+    """Prompt tokens yet to be computed, as the instances report it after each step."""
+    return sum(int(each["load"]["queued_prefill_tokens"]) for each in mesh.status()["instances"])
+
+
+def placed(mesh: RunningMesh) -> int:
+    """Requests placed so far, as the scheduler counts them."""
+    (scheduler,) = (role for role in mesh.status()["roles"] if role["role"] == "scheduler")
+    page = httpx.get(f"http://{scheduler['metrics_address']}/metrics", timeout=20).text
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    samples = families["penstock_scheduler_placements"].samples
+    return sum(int(sample.value) for sample in samples if sample.name.endswith("_total"))
 
 
 def test_requests_pull_the_prefix_that_another_instance_has(mesh_in_turn: RunningMesh) -> None:
@@ -84,12 +97,17 @@ def test_requests_pull_the_prefix_that_another_instance_has(mesh_in_turn: Runnin
 
 def test_siblings_await_and_pull_what_the_first_of_them_still_computes(mesh: RunningMesh) -> None:
     """Only `penstock` weighs that. A stream begins after its prefill, so they are begun on threads. Had they all come
-    at once, an idle instance would have been as quick to compute the prompt itself; the first takes 1.5 s here."""
-    prompts = [f"{prefix(9, 600)} and so it ended, {number}" for number in range(6)]
-    with mesh.paced(2.0), ThreadPoolExecutor(len(prompts)) as pool:
-        first = pool.submit(read, mesh, prompts[0])
-        eventually(lambda: computing(mesh), 60, "the first prompt is being computed")
-        siblings = [pool.submit(read, mesh, prompt) for prompt in prompts[1:]]
+    at once, an idle instance would have been as quick to compute the prompt itself: they come once two thirds of the
+    first are left, which is held until they are placed."""
+    shared = prefix(9, 600)
+    prompts = [f"{shared} and so it ended, {number}" for number in range(1 + SIBLINGS)]
+    placed_before = placed(mesh)
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        with mesh.held():
+            first = pool.submit(read, mesh, prompts[0])
+            eventually(lambda: 0 < prefilling(mesh) < 5_500, 60, "a part of the first prompt is computed")
+            siblings = [pool.submit(read, mesh, prompt) for prompt in prompts[1:]]
+            eventually(lambda: placed(mesh) - placed_before > SIBLINGS, 60, "all are placed")
         readers = [begun.result() for begun in (first, *siblings)]
     texts = [reader.whole_text() for reader in readers]
     explained = {reader: explain(mesh, reader) for reader in readers}
